@@ -1,0 +1,1 @@
+"""HIP C++ kernels for gfx942 and gfx950, and their build."""
