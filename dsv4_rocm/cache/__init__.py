@@ -1,0 +1,1 @@
+"""The paged caches: their byte layouts, their addresses, and the specs that vLLM's planner reads."""

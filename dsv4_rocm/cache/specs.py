@@ -1,0 +1,113 @@
+"""Which caches a model has, in vLLM's registration order, and the KVCacheSpec of each for vLLM's planner."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dsv4_rocm.cache.layout import (
+    PAGE_ALIGNMENT,
+    CacheLayout,
+    Encoding,
+    entries_layout,
+    index_layout,
+    state_layout,
+    swa_layout,
+)
+from dsv4_rocm.model_spec import LayerKind, ModelSpec
+
+_FP8_NAMES = ("fp8", "fp8_e4m3", "fp8_ds_mla")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEncodings:
+    """How key rows and index rows of a server are stored."""
+
+    rows: Encoding
+    index: Encoding
+
+
+def cache_encodings(cache_dtype: str, indexer_kv_dtype: str | None, model_dtype: torch.dtype) -> CacheEncodings:
+    """Encodings that the serve flags ask for.
+
+    Args:
+        cache_dtype: value of `--kv-cache-dtype`.
+        indexer_kv_dtype: value of `indexer_kv_dtype` in `--attention-config`, None for the default.
+        model_dtype: the model's dtype; with `--kv-cache-dtype auto`, float32 asks for fp32 rows (the accuracy oracle).
+
+    Raises:
+        ValueError: naming the flag, the value and what to type.
+    """
+    rows = row_encoding(cache_dtype, model_dtype)
+    return CacheEncodings(rows, index_encoding(indexer_kv_dtype, rows))
+
+
+def row_encoding(cache_dtype: str, model_dtype: torch.dtype) -> Encoding:
+    """Encoding of key rows; see `cache_encodings`."""
+    if cache_dtype in _FP8_NAMES:
+        return Encoding.FP8
+    if cache_dtype == "bfloat16":
+        return Encoding.BF16
+    if cache_dtype == "auto":
+        return Encoding.FP32 if model_dtype is torch.float32 else Encoding.FP8
+    raise ValueError(
+        f"--kv-cache-dtype must be auto, fp8 or bfloat16 for DeepSeek-V4, got {cache_dtype}; use --kv-cache-dtype fp8"
+    )
+
+
+def index_encoding(indexer_kv_dtype: str | None, rows: Encoding) -> Encoding:
+    """Encoding of index rows; see `cache_encodings`."""
+    if indexer_kv_dtype in (None, "auto") or indexer_kv_dtype == rows.value:
+        return rows
+    raise ValueError(
+        f"--attention-config indexer_kv_dtype={indexer_kv_dtype} is not available with {rows.value} rows; "
+        f"leave it out or use {rows.value}"
+    )
+
+
+def layer_caches(kind: LayerKind, encodings: CacheEncodings, window: int) -> dict[str, CacheLayout]:
+    """Caches of one layer by their name inside it. The order is the registration order: entries before state."""
+    caches = {"swa": swa_layout(encodings.rows, window)}
+    if kind is not LayerKind.SWA:
+        caches["entries"] = entries_layout(kind, encodings.rows)
+        caches["compressor.state"] = state_layout(kind, encodings.rows)
+    if kind is LayerKind.C4A:
+        caches["indexer.keys"] = index_layout(encodings.index)
+        caches["indexer.compressor.state"] = state_layout(kind, encodings.rows, index=True)
+    return caches
+
+
+def model_caches(spec: ModelSpec, encodings: CacheEncodings, prefix: str = "model.layers") -> dict[str, CacheLayout]:
+    """Caches of all decoder layers by full name, in registration order."""
+    return {
+        f"{prefix}.{layer.index}.attn.{name}": layout
+        for layer in spec.layers
+        for name, layout in layer_caches(layer.kind, encodings, spec.window).items()
+    }
+
+
+def to_vllm(layout: CacheLayout) -> Any:
+    """The KVCacheSpec that makes vLLM's planner allocate pages of this layout.
+
+    Byte-encoded rows are declared by their size; vLLM hands back a uint8 view [blocks, 1, rows, row bytes].
+    """
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
+
+    common: dict[str, Any] = {
+        "block_size": layout.tokens_per_page,
+        "num_kv_heads": 1,
+        "max_tp_shards": 1,
+        "head_size": layout.row_bytes,
+        "dtype": torch.uint8,
+        "alignment": PAGE_ALIGNMENT if layout.padded_page_bytes % PAGE_ALIGNMENT == 0 else None,
+        "model_version": "deepseek_v4",
+        "cache_dtype_str": layout.encoding.value,
+    }
+    if layout.window is not None:
+        return SlidingWindowMLASpec(sliding_window=layout.window, **common)
+    return MLAAttentionSpec(tokens_per_state=layout.tokens_per_row, **common)
+
+
+def kv_cache_specs(spec: ModelSpec, encodings: CacheEncodings) -> dict[str, Any]:
+    """vLLM's KVCacheSpec of every cache of a model, in registration order."""
+    return {name: to_vllm(layout) for name, layout in model_caches(spec, encodings).items()}
