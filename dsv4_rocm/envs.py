@@ -33,7 +33,7 @@ def kfd_root() -> Path:
     return Path(os.environ.get("DSV4_ROCM_KFD_ROOT") or DEFAULT_KFD_ROOT)
 
 
-def forced_implementation(op: str) -> str | None:
+def forced_impl(op: str) -> str | None:
     """The implementation the user forces for `op` (`DSV4_ROCM_IMPL_SPARSE_ATTENTION=reference`), or None."""
     return os.environ.get(impl_variable(op)) or None
 
