@@ -1,0 +1,53 @@
+"""The indexer of a c4a layer: which entries each token attends to."""
+
+from torch import Tensor, nn
+
+from dsv4_rocm.attention.backend import CacheModule
+from dsv4_rocm.attention.compressor import Compressor
+from dsv4_rocm.attention.context import LayerContext
+from dsv4_rocm.attention.metadata import GroupMetadata
+from dsv4_rocm.cache.layout import CacheLayout
+from dsv4_rocm.kernels.indexer_query.op import IndexerQuery
+from dsv4_rocm.kernels.indexer_select.op import IndexerSelect
+from dsv4_rocm.kernels.selection import choose
+from dsv4_rocm.linear import Fp32OutputLinear, replicated_linear
+from dsv4_rocm.model_spec import INDEX_HEAD_DIM, LayerKind
+
+
+class Indexer(nn.Module):
+    """Keeps its own compressed keys and ranks them for each token."""
+
+    def __init__(self, context: LayerContext, caches: dict[str, CacheLayout], prefix: str) -> None:
+        super().__init__()
+        spec = context.spec
+        self.num_heads, self.top_k = spec.index_heads, spec.index_topk
+        heads_width = spec.index_heads * INDEX_HEAD_DIM
+        self.wq_b = replicated_linear(spec.q_lora_rank, heads_width, context.quant_config, f"{prefix}.wq_b")
+        self.weights_proj = Fp32OutputLinear(spec.hidden_size, spec.index_heads)
+        self.keys = CacheModule(caches["indexer.keys"], f"{prefix}.keys")
+        state = caches["indexer.compressor.state"]
+        self.compressor = Compressor(context, LayerKind.C4A, self.keys, state, f"{prefix}.compressor")
+        self._indexer_query: IndexerQuery = choose("indexer_query", context.arch).chosen.load()
+        self._indexer_select: IndexerSelect = choose("indexer_select", context.arch).chosen.load()
+
+    def forward(
+        self, hidden: Tensor, latent: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]
+    ) -> Tensor:
+        """Update the keys with the tokens of this step, then select.
+
+        Args:
+            hidden: [tokens, hidden].
+            latent: [tokens, q_lora], the normed query latent.
+            frequencies: fp32 [32].
+            step: metadata by cache name.
+
+        Returns:
+            int32 [tokens, top_k] entry ids, -1 where there are fewer.
+        """
+        self.compressor(hidden, frequencies, step)
+        batch = step[self.keys.prefix].batch
+        projected = self.wq_b(latent).view(-1, self.num_heads, INDEX_HEAD_DIM)
+        query = self._indexer_query(
+            projected, self.weights_proj(hidden), batch.positions, frequencies, self.keys.layout
+        )
+        return self._indexer_select(query, batch, self.keys.paged(step), self.top_k)

@@ -1,0 +1,83 @@
+"""The attention layer: hidden states in, hidden states out, readable from top to bottom."""
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.layernorm import RMSNorm
+
+from dsv4_rocm.attention.backend import CacheModule
+from dsv4_rocm.attention.compressor import Compressor
+from dsv4_rocm.attention.context import LayerContext
+from dsv4_rocm.attention.indexer import Indexer
+from dsv4_rocm.attention.metadata import step_metadata
+from dsv4_rocm.cache.specs import layer_caches
+from dsv4_rocm.kernels.inv_rope_quant.op import InvRopeQuant
+from dsv4_rocm.kernels.qnorm_rope_insert.op import QnormRopeInsert
+from dsv4_rocm.kernels.rotary import rotary_frequencies
+from dsv4_rocm.kernels.selection import choose
+from dsv4_rocm.kernels.sparse_attention.op import SparseAttention
+from dsv4_rocm.linear import GroupedLinear, column_linear, replicated_linear, row_linear, sharded_parameter
+from dsv4_rocm.model_spec import HEAD_DIM, LayerKind
+
+
+class Attention(nn.Module):
+    """Attention of one decoder layer of any kind. Parameter names are the checkpoint's."""
+
+    def __init__(self, context: LayerContext, kind: LayerKind, prefix: str) -> None:
+        super().__init__()
+        spec, quant = context.spec, context.quant_config
+        heads, groups = spec.num_heads // context.tp_size, spec.o_groups // context.tp_size
+        self.num_heads, self.num_groups, self.norm_eps = heads, groups, spec.norm_eps
+        self.wq_a = replicated_linear(spec.hidden_size, spec.q_lora_rank, quant, f"{prefix}.wq_a")
+        self.q_norm = RMSNorm(spec.q_lora_rank, spec.norm_eps)
+        self.wq_b = column_linear(spec.q_lora_rank, spec.num_heads * HEAD_DIM, quant, f"{prefix}.wq_b")
+        self.wkv = replicated_linear(spec.hidden_size, HEAD_DIM, quant, f"{prefix}.wkv")
+        self.kv_norm = RMSNorm(HEAD_DIM, spec.norm_eps)
+        self.wo_a = GroupedLinear(spec.heads_per_group * HEAD_DIM, spec.o_lora_rank, groups)
+        self.wo_b = row_linear(spec.o_groups * spec.o_lora_rank, spec.hidden_size, quant, f"{prefix}.wo_b")
+        self.attn_sink = sharded_parameter(heads)
+
+        caches = layer_caches(kind, context.encodings, spec.window)
+        self.swa = CacheModule(caches["swa"], f"{prefix}.swa")
+        self.entries: CacheModule | None = None
+        self.indexer: Indexer | None = None
+        if kind is not LayerKind.SWA:
+            self.entries = CacheModule(caches["entries"], f"{prefix}.entries")
+            state = caches["compressor.state"]
+            self.compressor = Compressor(context, kind, self.entries, state, f"{prefix}.compressor")
+        if kind is LayerKind.C4A:
+            self.indexer = Indexer(context, caches, f"{prefix}.indexer")
+
+        # Kept out of the state dict and of the model's dtype: angles need fp32.
+        self._frequencies = rotary_frequencies(spec, kind)
+        self._qnorm_rope_insert: QnormRopeInsert = choose("qnorm_rope_insert", context.arch).chosen.load()
+        self._sparse_attention: SparseAttention = choose("sparse_attention", context.arch).chosen.load()
+        self._inv_rope_quant: InvRopeQuant = choose("inv_rope_quant", context.arch).chosen.load()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]; rows past the step's tokens are padding and come out as zero."""
+        step = step_metadata()
+        if step is None:  # profiling: the caches do not exist yet
+            return torch.zeros_like(hidden)
+        batch = step[self.swa.prefix].batch
+        tokens, padding = hidden[: batch.num_tokens], hidden.shape[0] - batch.num_tokens
+        frequencies = self._frequencies.to(hidden.device)
+
+        latent = self.q_norm(self.wq_a(tokens))
+        query = self.wq_b(latent).view(-1, self.num_heads, HEAD_DIM)
+        key = self.kv_norm(self.wkv(tokens))
+        window = self.swa.paged(step)
+        query = self._qnorm_rope_insert(query, key, batch.positions, frequencies, self.norm_eps, window)
+
+        entries, selected = None, None
+        if self.entries is not None:
+            self.compressor(tokens, frequencies, step)
+            entries = self.entries.paged(step)
+        if self.indexer is not None:
+            selected = self.indexer(tokens, latent, frequencies, step)
+
+        output = self._sparse_attention(
+            query, self.attn_sink, HEAD_DIM**-0.5, batch, window, entries, selected
+        )
+        grouped = self._inv_rope_quant(output, batch.positions, frequencies, self.num_groups)
+        result: Tensor = self.wo_b(self.wo_a(grouped))
+        return nn.functional.pad(result, (0, 0, 0, padding))

@@ -1,0 +1,44 @@
+"""Builds GroupMetadata from vLLM's batch: fixed buffers, no data-dependent shape, no transfer to the host."""
+
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, CommonAttentionMetadata
+
+from dsv4_rocm.attention.metadata import GroupMetadata
+from dsv4_rocm.cache.addressing import TokenBatch, entry_slots, request_of_token
+
+
+class MetadataBuilder(AttentionMetadataBuilder):
+    """One per KV group and kind of row. Everything it hands out lives in buffers whose addresses never change."""
+
+    _cudagraph_support = AttentionCGSupport.NEVER  # the reference ops read lengths on the host
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        capacity = vllm_config.scheduler_config.max_num_batched_tokens
+        self._request = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._slots = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self._tokens = torch.arange(capacity, dtype=torch.int64, device=device)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> GroupMetadata:
+        """Metadata of one step; padded tokens get slot -1 and belong to the request past the last one."""
+        common = common_attn_metadata
+        count = common.num_actual_tokens
+        request, positions, slots = self._request[:count], self._positions[:count], self._slots[:count]
+        request.copy_(request_of_token(common.query_start_loc, count))
+        # A token's position counts back from the end of its request's context.
+        owner = request.clamp_max(common.seq_lens.shape[0] - 1)
+        remaining = common.query_start_loc[1:][owner] - self._tokens[:count]
+        positions.copy_(common.seq_lens[owner] - remaining)
+        ratio = self.kv_cache_spec.tokens_per_state
+        token_slots = common.slot_mapping[:count]
+        if ratio == 1:
+            slots.copy_(token_slots)
+        else:
+            slots.copy_(entry_slots(token_slots, positions, ratio, self.kv_cache_spec.block_size))
+        batch = TokenBatch(positions=positions, query_start=common.query_start_loc, request=request)
+        return GroupMetadata(batch=batch, block_table=common.block_table_tensor, slots=slots)

@@ -1,0 +1,1 @@
+"""The compressor: store state rows, close groups, write entries."""

@@ -1,0 +1,1 @@
+"""The indexer's queries: rotation, quantization, folded head weights."""

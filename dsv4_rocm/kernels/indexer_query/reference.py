@@ -1,0 +1,21 @@
+"""Reference of indexer_query in plain torch."""
+
+from torch import Tensor
+
+from dsv4_rocm.cache.layout import CacheLayout, Encoding
+from dsv4_rocm.kernels.indexer_query.op import IndexQuery
+from dsv4_rocm.kernels.rotary import rotate
+from dsv4_rocm.number_formats import quantize_fp8
+
+
+def indexer_query(
+    query: Tensor, weights: Tensor, positions: Tensor, frequencies: Tensor, index: CacheLayout
+) -> IndexQuery:
+    """See `op.IndexerQuery`."""
+    heads, width = query.shape[1:]
+    rotated = rotate(query.float(), positions, frequencies)
+    scaled = weights.float() * (width**-0.5 * heads**-0.5)
+    if index.encoding is not Encoding.FP8:
+        return IndexQuery(rotated.to(query.dtype), scaled)
+    values, scale = quantize_fp8(rotated, width)
+    return IndexQuery(values, scaled * scale[..., 0])

@@ -1,0 +1,1 @@
+"""The inverse rotation of the attention output, before the grouped output projection."""

@@ -1,0 +1,112 @@
+"""Which implementation serves an op on an architecture: `choose` returns one, or raises with every reason."""
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from dsv4_rocm import envs
+from dsv4_rocm.arch import GpuArch
+
+logger = logging.getLogger(f"vllm.{__name__}")  # below vLLM's logger, so that its settings hold
+
+OPS = (
+    "qnorm_rope_insert",
+    "compress_insert",
+    "indexer_query",
+    "indexer_select",
+    "sparse_attention",
+    "inv_rope_quant",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to compute an op.
+
+    Attributes:
+        name: what `DSV4_ROCM_IMPL_<OP>` calls it.
+        target: `module:function`, imported when chosen.
+        refuses: why it cannot serve an architecture, or None when it can.
+    """
+
+    name: str
+    target: str
+    refuses: Callable[[GpuArch], str | None]
+
+    def load(self) -> Callable[..., Any]:
+        module, function = self.target.split(":")
+        loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The outcome of a selection: the implementation, and why each faster one was refused."""
+
+    op: str
+    chosen: Implementation
+    rejected: dict[str, str]
+
+
+def _op_module(op: str) -> ModuleType:
+    return importlib.import_module(f"dsv4_rocm.kernels.{op}.op")
+
+
+def implementations(op: str) -> tuple[Implementation, ...]:
+    """Implementations of an op, fastest first."""
+    found: tuple[Implementation, ...] = _op_module(op).IMPLEMENTATIONS
+    return found
+
+
+def choose(op: str, arch: GpuArch) -> Choice:
+    """Pick the first implementation that can serve `arch`.
+
+    `DSV4_ROCM_IMPL_<OP>` forces one; a forced implementation never falls back.
+
+    Raises:
+        ValueError: the forced name is unknown, or the forced (or every) implementation refuses, with each reason.
+    """
+    available = implementations(op)
+    forced = envs.forced_impl(op)
+    if forced is not None:
+        names = [implementation.name for implementation in available]
+        if forced not in names:
+            raise ValueError(f"{envs.impl_variable(op)}={forced} names no implementation of {op}; known: {', '.join(names)}")
+        available = tuple(implementation for implementation in available if implementation.name == forced)
+    rejected: dict[str, str] = {}
+    for implementation in available:
+        reason = implementation.refuses(arch)
+        if reason is None:
+            return Choice(op, implementation, rejected)
+        rejected[implementation.name] = reason
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+    raise ValueError(f"no implementation of {op} can serve {arch.name}: {reasons}")
+
+
+def table(arch: GpuArch) -> list[Choice]:
+    """The choice for every op, in the order of the data flow."""
+    return [choose(op, arch) for op in OPS]
+
+
+def render_table(choices: list[Choice]) -> str:
+    """One line per op: the implementation, and the reasons against the faster ones."""
+    lines = []
+    for choice in choices:
+        against = "; ".join(f"not {name}: {reason}" for name, reason in choice.rejected.items())
+        lines.append(f"  {choice.op:<18} {choice.chosen.name}" + (f"  ({against})" if against else ""))
+    return "\n".join(lines)
+
+
+@cache
+def log_table(arch: GpuArch) -> None:
+    """Print the table of choices, once per process."""
+    logger.info("dsv4_rocm ops on %s:\n%s", arch.name, render_table(table(arch)))
+
+
+def always(_: GpuArch) -> None:
+    """The reference serves every architecture."""
+    return

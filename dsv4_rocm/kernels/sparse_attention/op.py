@@ -1,0 +1,46 @@
+"""sparse_attention: one softmax over window keys, compressed entries and a sink, from two paged caches."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
+from dsv4_rocm.kernels.selection import Implementation, always
+
+
+class SparseAttention(Protocol):
+    def __call__(
+        self,
+        query: Tensor,
+        sink: Tensor,
+        scale: float,
+        batch: TokenBatch,
+        window: PagedCache,
+        entries: PagedCache | None,
+        selected: Tensor | None,
+    ) -> Tensor:
+        """Attend.
+
+        Keys of token t: the window rows `max(0, t - 127) .. t`, and of the entries `e < floor((t + 1) / r)` all, or
+        those in `selected`. A key is its own value. With `l_k = q . k * scale`:
+        `o = sum_k exp(l_k) k / (sum_k exp(l_k) + exp(sink))`. A token without any key gets zero.
+
+        Args:
+            query: [tokens, heads, 512].
+            sink: fp32 [heads], a logit whose value is zero; -inf adds nothing.
+            scale: 512^(-1/2).
+            batch: the tokens.
+            window: the SWA cache; its layout's window is the number of positions seen, the token's own included.
+            entries: the cache of entries, None for SWA layers.
+            selected: int32 [tokens, k], entry ids (a set per token; -1 anywhere is skipped, ids that are not visible
+                are ignored), None to attend to all visible entries.
+
+        Returns:
+            [tokens, heads, 512] in the dtype of `query`.
+        """
+        ...
+
+
+IMPLEMENTATIONS = (
+    Implementation("reference", "dsv4_rocm.kernels.sparse_attention.reference:sparse_attention", always),
+)

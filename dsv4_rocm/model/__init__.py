@@ -1,0 +1,1 @@
+"""The vendor-neutral DeepSeek-V4 model as vLLM serves it: wiring only."""

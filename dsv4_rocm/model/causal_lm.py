@@ -1,0 +1,132 @@
+"""DeepseekV4ForCausalLM: the model that vLLM's registry finds under the checkpoint's architecture name."""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import SupportsPP
+from vllm.model_executor.models.utils import PPMissingLayer, make_layers, maybe_prefix
+from vllm.platforms import current_platform
+from vllm.sequence import IntermediateTensors
+
+from dsv4_rocm import arch
+from dsv4_rocm.attention.context import LayerContext
+from dsv4_rocm.cache.specs import cache_encodings
+from dsv4_rocm.kernels.selection import log_table
+from dsv4_rocm.model.decoder_layer import DecoderLayer
+from dsv4_rocm.model.hyper_connections import HyperHead
+from dsv4_rocm.model.weights import load_weights
+from dsv4_rocm.model_spec import ModelSpec
+
+logger = logging.getLogger(f"vllm.{__name__}")  # below vLLM's logger, so that its settings hold
+
+
+def layer_context(vllm_config: Any) -> LayerContext:
+    """Read vLLM's configuration once."""
+    model = vllm_config.model_config
+    indexer_kv_dtype = getattr(vllm_config.attention_config, "indexer_kv_dtype", None)
+    return LayerContext(
+        spec=ModelSpec.from_config(model.hf_config),
+        arch=arch.current(),
+        encodings=cache_encodings(vllm_config.cache_config.cache_dtype, indexer_kv_dtype, model.dtype),
+        # On the host vLLM's quantized layers need AMX; plain weights run on any CPU.
+        quant_config=None if current_platform.is_cpu() else vllm_config.quant_config,
+        tp_size=get_tensor_model_parallel_world_size(),
+    )
+
+
+class DeepseekV4Model(nn.Module):
+    """Embedding, decoder layers over four residual streams, merging head and final norm; or one pipeline stage of it."""
+
+    def __init__(self, context: LayerContext, prefix: str) -> None:
+        super().__init__()
+        spec = context.spec
+        self._hc_mult = spec.hc_mult
+        pipeline = get_pp_group()
+        self.embed_tokens: nn.Module = PPMissingLayer()
+        if pipeline.is_first_rank:
+            self.embed_tokens = VocabParallelEmbedding(
+                spec.vocab_size, spec.hidden_size, prefix=f"{prefix}.embed_tokens"
+            )
+
+        def make_layer(prefix: str) -> DecoderLayer:
+            return DecoderLayer(context, spec.layers[int(prefix.rsplit(".", 1)[-1])], prefix)
+
+        self.start_layer, self.end_layer, self.layers = make_layers(
+            len(spec.layers), make_layer, prefix=f"{prefix}.layers"
+        )
+        self.norm: nn.Module = PPMissingLayer()
+        self.hc_head: nn.Module = PPMissingLayer()
+        if pipeline.is_last_rank:
+            self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+            self.hc_head = HyperHead(spec)
+
+    def forward(
+        self, input_ids: Tensor, intermediate: IntermediateTensors | None, inputs_embeds: Tensor | None
+    ) -> Tensor | IntermediateTensors:
+        """int [tokens] -> [tokens, hidden], or the streams [tokens, hc_mult, hidden] for the next stage."""
+        if intermediate is None:
+            embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+            streams = embedded[:, None].repeat(1, self._hc_mult, 1)
+        else:
+            streams = intermediate["hidden_states"]
+        for layer in self.layers[self.start_layer : self.end_layer]:
+            streams = layer(streams, input_ids)
+        if not get_pp_group().is_last_rank:
+            return IntermediateTensors({"hidden_states": streams})
+        merged: Tensor = self.norm(self.hc_head(streams))
+        return merged
+
+
+class DeepseekV4ForCausalLM(nn.Module, SupportsPP):
+    """The served model."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        self.config = vllm_config.model_config.hf_config
+        self.context = layer_context(vllm_config)
+        spec = self.context.spec
+        log_table(self.context.arch)
+        self.model = DeepseekV4Model(self.context, maybe_prefix(prefix, "model"))
+        self.lm_head: nn.Module = PPMissingLayer()
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(spec.vocab_size, spec.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
+        self.logits_processor = LogitsProcessor(spec.vocab_size)
+
+    def make_empty_intermediate_tensors(
+        self, batch_size: int, dtype: torch.dtype, device: torch.device
+    ) -> IntermediateTensors:
+        """Buffer for the streams that come from the previous pipeline stage."""
+        spec = self.context.spec
+        shape = (batch_size, spec.hc_mult, spec.hidden_size)
+        return IntermediateTensors({"hidden_states": torch.zeros(shape, dtype=dtype, device=device)})
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        """int [tokens] -> [tokens, hidden]."""
+        embedded: Tensor = self.model.embed_tokens(input_ids)
+        return embedded
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor | IntermediateTensors:
+        """One step; positions come with the caches' metadata, so that both cannot disagree."""
+        return self.model(input_ids, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        """[tokens, hidden] -> [tokens, vocab]."""
+        logits: Tensor | None = self.logits_processor(self.lm_head, hidden_states)
+        return logits
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load a checkpoint by DeepSeek's tensor names; see `dsv4_rocm.model.weights`."""
+        return load_weights(self, weights, self.context)
