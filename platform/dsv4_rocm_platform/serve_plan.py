@@ -5,21 +5,19 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from dsv4_rocm import arch, envs, upstream
+from dsv4_rocm import envs, upstream
 from dsv4_rocm.cache.layout import Encoding
 from dsv4_rocm.cache.specs import index_encoding, row_encoding
-from dsv4_rocm.model_spec import ModelSpec
+from dsv4_rocm.kernels.selection import OPS
+from dsv4_rocm_platform.refusals import BLOCK_SIZE, CHECKS
 
 logger = logging.getLogger("vllm.dsv4_rocm.serve_plan")
 
-BLOCK_SIZE = 256
 THINK_MAX_LEN = 393_216
 MODEL_TYPE = "deepseek_v4"
 KEY = "dsv4_rocm"  # where the plan travels inside VllmConfig.additional_config
-QUANTIZATIONS = (None, "fp8", "deepseek_v4_fp8", "dsv4_rocm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,117 +149,6 @@ def _indexer_dtype(vllm_config: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _check_block_size(config: Any) -> Iterator[str]:
-    cache = config.cache_config
-    if cache.user_specified_block_size and cache.block_size != BLOCK_SIZE:
-        yield (
-            f"--block-size must be {BLOCK_SIZE} for DeepSeek-V4 (one block = 64 c4a or 2 c128a entries), "
-            f"got {cache.block_size}; use --block-size {BLOCK_SIZE} or leave it out"
-        )
-
-
-def _check_model_config(config: Any) -> Iterator[str]:
-    try:
-        ModelSpec.from_config(config.model_config.hf_config)
-    except ValueError as error:
-        yield f"{config.model_config.model}: {error}"
-
-
-def _check_tokenizer(config: Any) -> Iterator[str]:
-    model = config.model_config
-    directory = Path(model.tokenizer or model.model)
-    if model.skip_tokenizer_init or not directory.is_dir():
-        return
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if not (directory / name).is_file():
-            yield (
-                f"{directory} has no {name}; copy it from the published checkpoint, "
-                "name another directory with --tokenizer, or pass --skip-tokenizer-init to send token ids"
-            )
-
-
-def _check_quantization(config: Any) -> Iterator[str]:
-    value = config.model_config.quantization
-    if value not in QUANTIZATIONS:
-        yield f"--quantization must be fp8 or left out for DeepSeek-V4 (config.json says how it is stored), got {value}"
-
-
-def _check_parallel(config: Any) -> Iterator[str]:
-    parallel = config.parallel_config
-    if parallel.enable_eplb:
-        yield "--enable-eplb is not supported (experts are not moved while serving); leave it out"
-    if parallel.decode_context_parallel_size > 1:
-        size = parallel.decode_context_parallel_size
-        yield f"--decode-context-parallel-size must be 1 for DeepSeek-V4 (every rank holds all entries), got {size}"
-    if parallel.prefill_context_parallel_size > 1:
-        size = parallel.prefill_context_parallel_size
-        yield f"--prefill-context-parallel-size must be 1 for DeepSeek-V4, got {size}"
-    if parallel.use_sequence_parallel_moe:
-        yield (
-            "sequence-parallel MoE (--enable-expert-parallel with tensor and data parallel size above 1) is not "
-            f"supported, got tensor {parallel.tensor_parallel_size} x data {parallel.data_parallel_size}; "
-            "set one of them to 1"
-        )
-    if parallel.enable_dbo:
-        yield "--enable-dbo is not supported (the cache writers are not split into micro-batches); leave it out"
-    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
-    if parallel.enable_expert_parallel and ranks > 1 and arch.current() is arch.HOST:
-        yield (
-            "--enable-expert-parallel is not supported without a GPU (experts are split by width there), "
-            f"got {ranks} ranks; leave it out"
-        )
-
-
-def _check_features(config: Any) -> Iterator[str]:
-    if config.lora_config is not None:
-        yield "--enable-lora is not supported for DeepSeek-V4; merge the adapter into the checkpoint or leave it out"
-    if config.attention_config.hisparse_config is not None:
-        yield "HiSparse (hisparse_config, HiSparseConnector) is not supported; leave it out"
-    if config.attention_config.backend is not None:
-        name = config.attention_config.backend.name
-        yield f"--attention-backend has no effect for DeepSeek-V4 (the model brings its own), got {name}; leave it out"
-    if config.cache_config.kv_cache_dtype_skip_layers:
-        layers = ",".join(map(str, config.cache_config.kv_cache_dtype_skip_layers))
-        yield f"--kv-cache-dtype-skip-layers is not supported (one row encoding per server), got {layers}; leave it out"
-    if config.cache_config.kv_sharing_fast_prefill:
-        yield "--kv-sharing-fast-prefill is not supported (layers do not share caches); leave it out"
-
-
-def _check_speculation(config: Any) -> Iterator[str]:
-    if config.speculative_config is not None:
-        method = config.speculative_config.method
-        yield (
-            f"--speculative-config method={method} is not available yet: draft layers (mtp, dspark) are not served by "
-            "this version; leave --speculative-config out"
-        )
-
-
-def _check_kv_transfer(config: Any) -> Iterator[str]:
-    reason = "DeepSeek-V4 has caches with five page sizes, which need the hybrid KV cache manager"
-    if config.scheduler_config.disable_hybrid_kv_cache_manager:
-        yield f"--disable-hybrid-kv-cache-manager is not possible: {reason}; leave it out"
-        return
-    transfer = config.kv_transfer_config
-    if transfer is None or transfer.kv_connector is None:
-        return
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-
-    if not KVConnectorFactory.supports_hma_config(transfer):
-        yield f"--kv-transfer-config kv_connector={transfer.kv_connector} switches it off: {reason}; use another one"
-
-
-CHECKS: tuple[Callable[[Any], Iterator[str]], ...] = (
-    _check_model_config,
-    _check_tokenizer,
-    _check_block_size,
-    _check_quantization,
-    _check_parallel,
-    _check_features,
-    _check_speculation,
-    _check_kv_transfer,
-)
-
-
 def _notes(config: Any) -> Iterator[str]:
     length = config.model_config.max_model_len
     if length < THINK_MAX_LEN:
@@ -269,4 +156,4 @@ def _notes(config: Any) -> Iterator[str]:
             f"Think Max (reasoning_effort max) needs --max-model-len {THINK_MAX_LEN} or more; it is {length}, "
             "so long answers of that mode will be cut"
         )
-    yield from envs.unknown()
+    yield from envs.unknown(OPS)
