@@ -1,0 +1,115 @@
+"""The `dsv4-rocm` command: tiny checkpoints, the demo, the doctor."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from dsv4_rocm.testing.tiny_config import DEMO, ORACLE, TinyConfig, WeightFormat
+
+# torch and vLLM take seconds to import: the commands that need them import them themselves.
+app = typer.Typer(
+    help="DeepSeek-V4 for vLLM on AMD Instinct: tools around the plugin.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+PRESETS = {"demo": DEMO, "oracle": ORACLE}
+
+
+def main() -> None:
+    """Entry point of the `dsv4-rocm` script."""
+    app()
+
+
+@app.command()
+def tiny(
+    directory: Annotated[Path, typer.Argument(help="Where to write it; must be empty or new.", show_default=False)],
+    weights: Annotated[WeightFormat, typer.Option(help="fp8: FP8 linears and FP4 experts, as shipped.")] = "fp8",
+    preset: Annotated[Literal["demo", "oracle"], typer.Option(help="Sizes to start from.")] = "demo",
+    seed: Annotated[int, typer.Option(help="Of the random weights; equal seeds give equal bytes.")] = 0,
+    layers: Annotated[str | None, typer.Option(help='Compress ratio of each layer: "0,0,4,128,4,128".')] = None,
+    hash_layers: Annotated[int | None, typer.Option(help="First layers that route by token id.")] = None,
+    mtp_layers: Annotated[int | None, typer.Option(help="MTP layers.")] = None,
+    experts: Annotated[int | None, typer.Option(help="Routed experts.")] = None,
+    experts_per_token: Annotated[int | None, typer.Option(help="Experts each token uses.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
+    index_heads: Annotated[int | None, typer.Option(help="Query heads of the indexer.")] = None,
+    index_topk: Annotated[int | None, typer.Option(help="Entries the indexer keeps.")] = None,
+    expert_width: Annotated[int | None, typer.Option(help="Inner size of an expert.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Vocabulary size.")] = None,
+    shards: Annotated[int, typer.Option(help="Safetensors files.")] = 2,
+    force: Annotated[bool, typer.Option("--force", help="Write into a directory that holds files.")] = False,
+) -> None:
+    """Write a tiny random DeepSeek-V4 checkpoint in the real on-disk format, with a tokenizer."""
+    with _one_line_errors(ValueError, OSError):
+        changes = {
+            "compress_ratios": None if layers is None else _ratios(layers),
+            "num_hash_layers": hash_layers,
+            "num_nextn_predict_layers": mtp_layers,
+            "n_routed_experts": experts,
+            "num_experts_per_tok": experts_per_token,
+            "num_attention_heads": heads,
+            "index_n_heads": index_heads,
+            "index_topk": index_topk,
+            "moe_intermediate_size": expert_width,
+            "vocab_size": vocab,
+        }
+        config = _changed(PRESETS[preset], changes)
+        if directory.exists() and any(directory.iterdir()) and not force:
+            raise ValueError(f"{directory} is not empty; choose another directory or add --force")
+        from dsv4_rocm.testing.tiny_checkpoint import write_checkpoint
+
+        write_checkpoint(directory, config, weights, shards=shards, seed=seed)
+    size = sum(path.stat().st_size for path in directory.iterdir()) / 2**20
+    Console().print(f"{directory}: {config.num_hidden_layers} layers, {weights} weights, {size:.1f} MiB")
+
+
+@app.command()
+def demo(
+    log: Annotated[Path | None, typer.Option(help="Keep the server's log in this file.", show_default=False)] = None,
+) -> None:
+    """Serve a tiny checkpoint with vLLM through this plugin and show what it answers (about a minute)."""
+    from dsv4_rocm.demo import DemoFailed, run
+
+    with _one_line_errors(DemoFailed, OSError):
+        run(Console(), log)
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a report.")] = False,
+) -> None:
+    """Say what this machine is, which versions are installed, and which implementation each op would use."""
+    from dsv4_rocm import doctor as report
+
+    found = report.collect()
+    sys.stdout.write((report.as_json(found) if json else report.render(found)) + "\n")
+
+
+def _ratios(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f'layers: expected compress ratios like "0,0,4,128", got "{text}"') from None
+
+
+def _changed(config: TinyConfig, changes: dict[str, Any]) -> TinyConfig:
+    given = {name: value for name, value in changes.items() if value is not None}
+    ratios = given.get("compress_ratios", config.compress_ratios)
+    given.setdefault("num_hash_layers", min(config.num_hash_layers, len(ratios)))
+    return replace(config, **given)
+
+
+@contextmanager
+def _one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except kinds as error:
+        Console(stderr=True).print(f"dsv4-rocm: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
