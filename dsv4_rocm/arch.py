@@ -81,6 +81,8 @@ HOST = GpuArch("host", Vendor.HOST, Fp8Encoding.E4M3FN, 1, 0, MatrixCore.NONE, N
 
 ARCHS = {arch.name: arch for arch in (GFX942, GFX950, SM90, SM100, SM103, SM120, HOST)}
 
+PINNED = "pinned by this process"  # a Detection's source after pin() or override()
+
 
 @dataclass(frozen=True, slots=True)
 class Detection:
@@ -88,7 +90,7 @@ class Detection:
 
     Attributes:
         arch: the architecture; `HOST` when no GPU was found, None when there is a GPU we have no code for.
-        source: where it was seen (`kfd /sys/...`, `amdsmi`, `nvml`, `no GPU`, `pinned`).
+        source: where it was seen (`kfd /sys/...`, `amdsmi`, `nvml`, `no GPU`, `PINNED`).
         device_count: devices of that architecture.
         rejected: what was looked at and not taken, each with the reason.
     """
@@ -119,7 +121,7 @@ def gfx_name(target_version: int) -> str:
 def detect() -> Detection:
     """Find the GPU: KFD sysfs, then amdsmi, then NVML, else the host. Never raises; cached per process."""
     if _pinned is not None:
-        return Detection(_pinned, "pinned", 1)
+        return Detection(_pinned, PINNED, 1)
     return _probe(envs.kfd_root())
 
 

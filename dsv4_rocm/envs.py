@@ -66,10 +66,16 @@ def unknown(ops: tuple[str, ...] = ()) -> list[str]:
             continue
         if name.startswith(IMPL_PREFIX) and not ops:
             continue
-        close = difflib.get_close_matches(name, fixed + impls, n=2)
+        close = _close(name, fixed + impls)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(v.name for v in VARIABLES)}"
         messages.append(f"{name} is set but nothing reads it; {hint}")
     return messages
+
+
+def _close(name: str, known: list[str]) -> list[str]:
+    # Without the common prefix, which would make every name close to every other.
+    short = {candidate.removeprefix(PREFIX): candidate for candidate in known}
+    return [short[match] for match in difflib.get_close_matches(name.removeprefix(PREFIX), short, n=2)]
 
 
 def _flag(name: str) -> bool:

@@ -10,7 +10,7 @@ from dsv4_rocm.kernels import selection
 from dsv4_rocm.model_spec import ModelSpec
 
 BLOCK_SIZE = 256
-QUANTIZATIONS = (None, "fp8", "deepseek_v4_fp8", "dsv4_rocm")
+QUANTIZATIONS = (None, "fp8", "deepseek_v4_fp8", "dsv4_rocm_dequantized")  # the last: what the host makes of fp8
 SAFETENSORS_FORMATS = ("auto", "safetensors")
 
 
