@@ -67,7 +67,9 @@ def tiny(
 
         write_checkpoint(directory, config, weights, shards=shards, seed=seed)
     size = sum(path.stat().st_size for path in directory.iterdir()) / 2**20
-    Console().print(f"{directory}: {config.num_hidden_layers} layers, {weights} weights, {size:.1f} MiB")
+    Console().print(
+        f"{directory}: {config.num_hidden_layers} layers, {weights} weights, {size:.1f} MiB", soft_wrap=True
+    )
 
 
 @app.command()

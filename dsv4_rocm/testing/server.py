@@ -125,8 +125,7 @@ class VllmServer:
             process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
+        _kill_group(process.pid)  # workers that outlived it
         return process.returncode
 
     def log_text(self) -> str:
@@ -154,6 +153,37 @@ class VllmServer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+
+def failed_start(
+    model: str | Path, arguments: Sequence[str] = (), timeout: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a `vllm serve` that is expected to end by itself; gives its status, stdout and stderr.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end; it is killed then.
+    """
+    command = [str(vllm_program()), "serve", str(model), *arguments, "--host", "127.0.0.1", "--port", str(free_port())]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**DEFAULT_ENVIRONMENT, **os.environ},
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    finally:
+        _kill_group(process.pid)
+        process.wait()
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def free_port() -> int:

@@ -30,7 +30,7 @@ from dsv4_rocm.testing.tiny_config import (
     config_json,
     read_config,
 )
-from dsv4_rocm.testing.tiny_tokenizer import write_tokenizer
+from dsv4_rocm.testing.tiny_tokenizer import check_vocabulary, write_tokenizer
 from dsv4_rocm.testing.tiny_weights import Kind, draw_weights, tensor_table
 
 __all__ = [
@@ -71,9 +71,10 @@ def write_checkpoint(
         The directory.
 
     Raises:
-        ValueError: a size does not fit the quantization blocks, or more shards than tensors.
+        ValueError: a size does not fit the quantization blocks, too small a vocabulary, more shards than tensors.
     """
     config.check_weight_format(weights)
+    check_vocabulary(config.vocab_size)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     _write_shards(target, encode_weights(config, draw_weights(config, seed), weights), shards)

@@ -49,14 +49,19 @@ SUFFIXES = ("", "", "", "s", "ed", "ing", "er", "ly", "less", "ness")
 JOINTS = (" the ", " a ", " of ", " and ", " in ", " to ", " is ", " for ", ", ", ". ", " with ", " that ")
 
 
+def check_vocabulary(vocab_size: int) -> None:
+    """Raise ValueError if the 256 bytes and the special tokens have no room."""
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise ValueError(f"vocabulary: must hold at least {SMALLEST_VOCABULARY} tokens, got {vocab_size}")
+
+
 def write_tokenizer(directory: Path, vocab_size: int) -> None:
     """Write tokenizer.json and tokenizer_config.json with exactly `vocab_size` tokens; the same bytes everywhere.
 
     Raises:
         ValueError: `vocab_size` has no room for the 256 bytes and the special tokens.
     """
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise ValueError(f"vocabulary: must hold at least {SMALLEST_VOCABULARY} tokens, got {vocab_size}")
+    check_vocabulary(vocab_size)
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
