@@ -43,12 +43,12 @@ def _check_tokenizer(config: Any) -> Iterator[str]:
     directory = Path(model.tokenizer or model.model)
     if model.skip_tokenizer_init or not directory.is_dir():
         return
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if not (directory / name).is_file():
-            yield (
-                f"{directory} has no {name}; copy it from the published checkpoint, "
-                "name another directory with --tokenizer, or pass --skip-tokenizer-init to send token ids"
-            )
+    absent = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (directory / name).is_file()]
+    if absent:
+        yield (
+            f"{directory} has no {' and no '.join(absent)}; copy it from the published checkpoint, "
+            "name another directory with --tokenizer, or pass --skip-tokenizer-init to send token ids"
+        )
 
 
 def _check_quantization(config: Any) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _check_speculation(config: Any) -> Iterator[str]:
 
 
 def _check_kv_transfer(config: Any) -> Iterator[str]:
-    reason = "DeepSeek-V4 has caches with five page sizes, which need the hybrid KV cache manager"
+    reason = "DeepSeek-V4 has caches with four page sizes, which need the hybrid KV cache manager"
     if config.scheduler_config.disable_hybrid_kv_cache_manager:
         yield f"--disable-hybrid-kv-cache-manager is not possible: {reason}; leave it out"
         return

@@ -1,5 +1,6 @@
 """Asks vLLM's planner for the KV plan of some models on a simulated architecture: JSON in, JSON out."""
 
+import copy
 import json
 import sys
 import tempfile
@@ -71,6 +72,7 @@ def refusals(directory):
 
 
 def twice(directory):
+    from vllm.config.utils import replace
     from vllm.platforms import current_platform
 
     config = engine_config(directory, block_size=256)
@@ -79,6 +81,11 @@ def twice(directory):
         config.cache_config.block_size = 4
         hook(config)
         found.append(config.cache_config.block_size)
+    # A draft model's configuration is a copy with another model type, over the same CacheConfig.
+    draft = copy.deepcopy(config.model_config)
+    draft.hf_config.model_type = "deepseek_mtp"
+    config.cache_config.block_size = 4
+    found.append(replace(config, model_config=draft).cache_config.block_size)
     return found
 
 

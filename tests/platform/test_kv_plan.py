@@ -74,8 +74,9 @@ def test_platform_keeps_the_vendor(answer):
 
 
 def test_hooks_keep_256_after_vllm_reduced_it(answer):
+    """Configuration hook, backend hook, configuration of a draft model."""
     _, found = answer
-    assert found["twice"] == [256, 256]
+    assert found["twice"] == [256, 256, 256]
 
 
 def test_what_vllm_refuses_first_on_some_platforms_is_refused_by_name(answer):

@@ -86,6 +86,13 @@ ACCEPTED = {
 }
 
 
+def make_it_llama(values):
+    values.clear()
+    values |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "vocab_size": 2048}
+    values |= {"num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 64, "torch_dtype": "float32"}
+    values["max_position_embeddings"] = 8192
+
+
 @pytest.fixture(scope="session")
 def directories(checkpoint, spoil):
     """The spoilt checkpoints, each with one fault."""
@@ -100,7 +107,9 @@ def directories(checkpoint, spoil):
     }
     plain = spoil("plain", config=lambda values: values.pop("quantization_config"))
     made |= dict.fromkeys(("fp32-oracle", "fp32-weights-fp8-rows", "quantization-int8", "quantization-of-plain"), plain)
+    made |= dict.fromkeys(("speculation-mtp", "speculation-dspark"), plain)
     made["think-max"] = spoil("long", config=lambda values: values.update(max_position_embeddings=1 << 20))
+    made["another-model"] = spoil("another-model", config=make_it_llama)
     shard = (checkpoint / second).read_bytes()
     (made["truncated-shard"] / second).write_bytes(shard[: len(shard) // 2])
     extra = {"layers.0.attn.mystery.weight": torch.zeros(4)}
@@ -111,6 +120,7 @@ def directories(checkpoint, spoil):
 @pytest.fixture(scope="module")
 def outcomes(checkpoint, directories, drive):
     cases = {name: case for name, (case, _) in (REFUSED | ACCEPTED).items()} | {name: {} for name in SPOILT}
+    cases["another-model"] = {"tokenizer_mode": "auto"}
     cases |= {"twice-given": {"twice": True, "block_size": 256}, "twice-default": {"twice": True}}
     payload = {name: {"model": str(directories.get(name, checkpoint))} | case for name, case in cases.items()}
     return drive("config_driver.py", payload, "--no-amx")  # without AMX vLLM switches more off
@@ -141,6 +151,13 @@ def test_think_max_is_announced_below_its_limit(outcomes):
     (note,) = outcomes["plain"]["notes"]
     assert "--max-model-len 393216" in note
     assert "it is 4096" in note
+
+
+def test_another_model_is_left_alone(outcomes):
+    outcome = outcomes["another-model"]
+    assert outcome["error"] is None, outcome["error"]
+    assert outcome["rows"] is None
+    assert outcome["block_size"] != 256
 
 
 def test_the_hook_runs_twice_and_256_survives(outcomes):
