@@ -25,8 +25,13 @@ def e8m0_encode(scale: Tensor) -> Tensor:
 
 def e8m0_decode(code: Tensor) -> Tensor:
     """Biased exponents (uint8) to fp32 powers of two; 255 is NaN."""
-    value = torch.ldexp(torch.ones((), device=code.device), code.int() - 127)
+    value = torch.ldexp(torch.ones_like(code, dtype=torch.float32), code.int() - 127)
     return torch.where(code == E8M0_NAN, torch.nan, value)
+
+
+def e8m0_double(code: Tensor) -> Tensor:
+    """Biased exponents of twice the scale: one more, saturating at the largest finite one (254); NaN (255) stays."""
+    return torch.where(code < 254, code + 1, code)
 
 
 def e4m3_encode(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, CommonAttentionMetadata
 
 from dsv4_rocm.attention.metadata import GroupMetadata
-from dsv4_rocm.cache.addressing import TokenBatch, entry_slots, request_of_token
+from dsv4_rocm.cache.addressing import TokenBatch, entry_slots, request_of_token, token_positions
 
 
 class MetadataBuilder(AttentionMetadataBuilder):
@@ -20,7 +20,6 @@ class MetadataBuilder(AttentionMetadataBuilder):
         self._request = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._positions = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._slots = torch.full((capacity,), -1, dtype=torch.int64, device=device)
-        self._tokens = torch.arange(capacity, dtype=torch.int64, device=device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -30,10 +29,7 @@ class MetadataBuilder(AttentionMetadataBuilder):
         count = common.num_actual_tokens
         request, positions, slots = self._request[:count], self._positions[:count], self._slots[:count]
         request.copy_(request_of_token(common.query_start_loc, count))
-        # A token's position counts back from the end of its request's context.
-        owner = request.clamp_max(common.seq_lens.shape[0] - 1)
-        remaining = common.query_start_loc[1:][owner] - self._tokens[:count]
-        positions.copy_(common.seq_lens[owner] - remaining)
+        positions.copy_(token_positions(common.query_start_loc, common.seq_lens, request))
         ratio = self.kv_cache_spec.tokens_per_state
         token_slots = common.slot_mapping[:count]
         if ratio == 1:

@@ -51,6 +51,21 @@ def request_of_token(query_start: Tensor, num_tokens: int) -> Tensor:
     return torch.searchsorted(query_start[1:], tokens, right=True)
 
 
+def token_positions(query_start: Tensor, seq_lens: Tensor, request: Tensor) -> Tensor:
+    """Position of each token, counted back from the end of its request's context: int64 [tokens].
+
+    A request of length 0 (padding) has position -1: its tokens see nothing.
+
+    Args:
+        query_start: int32 [requests + 1].
+        seq_lens: int32 [requests], context length of each request with this step's tokens.
+        request: int64 [tokens]; a token past the last request counts as padding of the last one.
+    """
+    owner = request.clamp_max(seq_lens.shape[0] - 1)
+    token = torch.arange(request.shape[0], device=request.device)
+    return (seq_lens[owner] + token - query_start[1:][owner]).clamp_min(-1)
+
+
 def entry_slots(token_slots: Tensor, positions: Tensor, ratio: int, tokens_per_page: int) -> Tensor:
     """Slot of the entry that each token closes, -1 where it closes none.
 

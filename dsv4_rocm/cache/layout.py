@@ -94,6 +94,13 @@ class CacheLayout:
         """First byte of the scale part of a page."""
         return self.rows_per_page * self.data_bytes
 
+    def data_offset(self, row: int, byte: int) -> int:
+        """Where byte `byte` of the data of row `row` lies in a page."""
+        if self.order is TileOrder.FLAT:
+            return row * self.data_bytes + byte
+        tile = row // 16 * 16 * self.data_bytes + byte // 16 * 256  # 16 rows of 16 bytes after each other
+        return tile + row % 16 * 16 + byte % 16
+
     def require_same(self, other: "CacheLayout", writer: str, reader: str) -> None:
         """Refuse to bind a writer and a reader that disagree on bytes.
 

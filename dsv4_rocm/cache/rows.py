@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dsv4_rocm.cache.layout import FP8_GROUP, NOPE_DIM, CacheKind, CacheLayout, Encoding
+from dsv4_rocm.cache.layout import FP8_GROUP, NOPE_DIM, CacheKind, CacheLayout, Encoding, TileOrder
 from dsv4_rocm.model_spec import ROPE_DIM
 from dsv4_rocm.number_formats import dequantize_fp8, e8m0_decode, e8m0_encode, quantize_fp8
 
@@ -56,6 +56,8 @@ def write_rows(layout: CacheLayout, pages: Tensor, slots: Tensor, values: Tensor
         values: [n, channels].
     """
     live = slots >= 0
+    if not live.any():
+        return
     data, scales = encode_rows(layout, values[live])
     block, row = _split(layout, slots[live])
     _rows(pages, 0, layout.rows_per_page, layout.data_bytes)[block, row] = data
@@ -80,6 +82,8 @@ def _bytes(values: Tensor) -> Tensor:
 
 
 def _split(layout: CacheLayout, slots: Tensor) -> tuple[Tensor, Tensor]:
+    if layout.order is not TileOrder.FLAT:
+        raise ValueError(f"{layout.kind.value} rows in {layout.order.value} order cannot be read or written as flat rows")
     return slots // layout.rows_per_page, slots % layout.rows_per_page
 
 

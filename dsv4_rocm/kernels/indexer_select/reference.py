@@ -39,11 +39,11 @@ def index_scores(query: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 
 
 def top_entries(scores: Tensor, visible: Tensor, top_k: int) -> Tensor:
-    """Best `top_k` of the first `visible` entries of each row, ties by lowest id, padded with -1: -> int32 [tokens, top_k]."""
+    """Best `top_k` finite scores among the first `visible` of each row, ties by lowest id: -> int32 [tokens, top_k]."""
     tokens, entries = scores.shape
-    hidden = torch.arange(entries, device=scores.device) >= visible[:, None]
-    ranked = scores.masked_fill(~scores.isfinite(), torch.finfo(scores.dtype).min).masked_fill(hidden, -torch.inf)
+    usable = scores.isfinite() & (torch.arange(entries, device=scores.device) < visible[:, None])
+    ranked = scores.masked_fill(~usable, -torch.inf)
     order = torch.argsort(ranked, dim=1, descending=True, stable=True)[:, :top_k]
-    order = torch.where(torch.arange(order.shape[1], device=order.device) < visible[:, None], order, -1)
+    order = order.where(usable.gather(1, order), -1)
     padding = order.new_full((tokens, top_k - order.shape[1]), -1)
     return torch.cat([order, padding], 1).int()

@@ -36,6 +36,8 @@ def sparse_attention(
 
 def attend(query: Tensor, keys: Tensor, visible: Tensor, sink: Tensor, scale: float) -> Tensor:
     """Softmax attention with a sink: [t, h, d], [n, d], bool [t, n], [h] -> [t, h, d]; invisible keys may be NaN."""
+    if keys.shape[0] == 0:
+        return torch.zeros_like(query)
     keys = torch.where(visible.any(0)[:, None], keys, 0.0).to(query.dtype)
     logits = torch.einsum("thd,nd->thn", query, keys) * scale
     logits = logits.masked_fill(~visible[:, None], -torch.inf)

@@ -1,0 +1,128 @@
+"""compress_insert: entries by the formula, for any chunking, at every boundary."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsv4_rocm.cache.layout import Encoding, entries_layout, index_layout, state_layout
+from dsv4_rocm.cache.rows import read_rows
+from dsv4_rocm.kernels.compress_insert.reference import compress_insert
+from dsv4_rocm.kernels.rotary import rotary_frequencies, rotate
+from dsv4_rocm.model_spec import FLASH, LayerKind
+
+EPS = 1e-6
+KINDS = {
+    "c4a": (LayerKind.C4A, entries_layout(LayerKind.C4A, Encoding.FP32), False),
+    "c128a": (LayerKind.C128A, entries_layout(LayerKind.C128A, Encoding.FP32), False),
+    "index": (LayerKind.C4A, index_layout(Encoding.FP32), True),
+}
+LENGTHS = [3, 4, 7, 8, 127, 128, 129, 130, 255, 256, 257, 383, 384, 385, 511, 512, 513]
+
+
+class Stream:
+    """One sequence of projections, and the entries that the formula gives for it."""
+
+    def __init__(self, name: str, tokens: int, seed: int = 0) -> None:
+        self.kind, self.entries, self.index = KINDS[name]
+        generator = torch.Generator().manual_seed(seed)
+        width = self.entries.channels
+        self.values = torch.randn(tokens, self.kind.overlap * width, generator=generator)
+        self.gates = torch.randn(tokens, self.kind.overlap * width, generator=generator) * 2
+        self.ape = torch.randn(self.kind.ratio, self.kind.overlap * width, generator=generator)
+        self.norm = torch.rand(width, generator=generator) + 0.5
+        self.frequencies = rotary_frequencies(FLASH, self.kind)
+
+    def expected(self) -> torch.Tensor:
+        """Entries by section 4.5 of the mathematics, in fp64, from the whole sequence at once."""
+        ratio, width = self.kind.ratio, self.entries.channels
+        count = self.values.shape[0] // ratio
+        shape = (count, ratio, self.values.shape[1])
+        value = self.values[: count * ratio].double().view(shape)
+        gate = (self.gates[: count * ratio] + self.ape.repeat(count, 1)).double().view(shape)
+        if self.kind.overlap == 2:
+            nothing = torch.full_like(gate[:1, :, :width], -torch.inf)
+            gate = torch.cat([torch.cat([nothing, gate[:-1, :, :width]]), gate[:, :, width:]], 1)
+            value = torch.cat([torch.cat([torch.zeros_like(nothing), value[:-1, :, :width]]), value[:, :, width:]], 1)
+        pooled = (torch.softmax(gate, 1) * value).sum(1)
+        normed = pooled * torch.rsqrt(pooled.square().mean(-1, keepdim=True) + EPS) * self.norm.double()
+        return rotate(normed, torch.arange(count) * ratio, self.frequencies)
+
+    def run(self, make_cache, make_batch, chunks: list[int]) -> torch.Tensor:
+        """Entries that the op leaves in the cache when the sequence comes in chunks."""
+        tokens = self.values.shape[0]
+        state = make_cache(state_layout(self.kind, Encoding.FP32, self.index), tokens=tokens)
+        entries = make_cache(self.entries, tokens=tokens + 256)
+        first = 0
+        for length in chunks:
+            part, batch = slice(first, first + length), make_batch((first, length))
+            compress_insert(
+                self.values[part],
+                self.gates[part],
+                self.ape,
+                self.norm,
+                EPS,
+                self.frequencies,
+                batch,
+                state.at(batch),
+                entries.at(batch),
+            )
+            first += length
+        assert first == tokens
+        self.untouched = read_rows(self.entries, entries.pages, entries.rows(0, torch.tensor([tokens // self.kind.ratio])))
+        return read_rows(self.entries, entries.pages, entries.rows(0, torch.arange(tokens // self.kind.ratio)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_entries_at_every_boundary(make_cache, make_batch, name: str, length: int) -> None:
+    stream = Stream(name, length)
+    got = stream.run(make_cache, make_batch, [length])
+    assert got.shape[0] == length // stream.kind.ratio
+    torch.testing.assert_close(got.double(), stream.expected(), rtol=1e-5, atol=1e-5)
+    assert stream.untouched.isnan().all(), "the entry of the open group must not be written"
+
+
+@given(st.data(), st.sampled_from(list(KINDS)))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_chunking_gives_the_same_entries(make_cache, make_batch, data: st.DataObject, name: str) -> None:
+    length = data.draw(st.sampled_from([130, 257, 385]))
+    cuts = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=6)))
+    chunks = [b - a for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
+    stream = Stream(name, length)
+    whole = stream.run(make_cache, make_batch, [length])
+    assert torch.equal(stream.run(make_cache, make_batch, chunks), whole)
+
+
+def test_continuing_behind_a_prefix_hit(make_cache, make_batch) -> None:
+    """Entry 64 pools tokens 252..259: with the state rows of 252..255 alone it equals the cold value."""
+    stream = Stream("c4a", 260)
+    cold = stream.run(make_cache, make_batch, [260])
+    state = make_cache(state_layout(LayerKind.C4A, Encoding.FP32), tokens=260)
+    entries = make_cache(stream.entries, tokens=512)
+    for first, count in ((252, 4), (256, 4)):
+        part, batch = slice(first, first + count), make_batch((first, count))
+        paged = entries.at(batch)
+        if first == 252:
+            paged.slots.fill_(-1)  # cached: only its state rows are there
+        arguments = (stream.values[part], stream.gates[part], stream.ape, stream.norm, EPS, stream.frequencies)
+        compress_insert(*arguments, batch, state.at(batch), paged)
+    warm = read_rows(stream.entries, entries.pages, entries.rows(0, torch.tensor([64])))
+    assert torch.equal(warm[0], cold[64])
+
+
+def test_requests_of_one_batch_do_not_mix(make_cache, make_batch) -> None:
+    streams = [Stream("c4a", 40, seed=1), Stream("c4a", 24, seed=2)]
+    state = make_cache(state_layout(LayerKind.C4A, Encoding.FP32), requests=2, tokens=64)
+    entries = make_cache(streams[0].entries, requests=2, tokens=64)
+    batch = make_batch((0, 40), (0, 24))
+    values, gates = (torch.cat([getattr(s, part) for s in streams]) for part in ("values", "gates"))
+    first = streams[0]
+    compress_insert(
+        values, gates, first.ape, first.norm, EPS, first.frequencies, batch, state.at(batch), entries.at(batch)
+    )
+    for request, stream in enumerate(streams):
+        stream.ape, stream.norm = first.ape, first.norm
+        ids = torch.arange(stream.values.shape[0] // 4)
+        got = read_rows(first.entries, entries.pages, entries.rows(request, ids))
+        torch.testing.assert_close(got.double(), stream.expected(), rtol=1e-5, atol=1e-5)
