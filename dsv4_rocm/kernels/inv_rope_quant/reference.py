@@ -8,4 +8,5 @@ from dsv4_rocm.kernels.rotary import rotate
 def inv_rope_quant(output: Tensor, positions: Tensor, frequencies: Tensor, num_groups: int) -> Tensor:
     """See `op.InvRopeQuant`."""
     turned = rotate(output.float(), positions, frequencies, inverse=True).to(output.dtype)
-    return turned.reshape(output.shape[0], num_groups, -1)
+    tokens, heads, width = output.shape
+    return turned.reshape(tokens, num_groups, heads // num_groups * width)

@@ -1,0 +1,60 @@
+"""The metadata builder: padded batches, dummy batches, stable buffers."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dsv4_rocm.attention.metadata_builder import MetadataBuilder
+from dsv4_rocm.cache.layout import Encoding, entries_layout, swa_layout
+from dsv4_rocm.cache.specs import to_vllm
+from dsv4_rocm.model_spec import LayerKind
+
+CONFIG = SimpleNamespace(
+    scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
+    speculative_config=None,
+    parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+)
+
+
+def builder(layout) -> MetadataBuilder:
+    return MetadataBuilder(to_vllm(layout), ["layer"], CONFIG, torch.device("cpu"))
+
+
+def common(query_start: list[int], seq_lens: list[int], slots: list[int]) -> SimpleNamespace:
+    return SimpleNamespace(
+        query_start_loc=torch.tensor(query_start, dtype=torch.int32),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        num_actual_tokens=len(slots),
+        slot_mapping=torch.tensor(slots),
+        block_table_tensor=torch.zeros(len(seq_lens), 4, dtype=torch.int32),
+    )
+
+
+def test_two_prefills_start_at_their_own_zero() -> None:
+    step = builder(swa_layout(Encoding.FP8)).build(0, common([0, 3, 5], [3, 2], [64, 65, 66, 128, 129]))
+    assert step.batch.request.tolist() == [0, 0, 0, 1, 1]
+    assert step.batch.positions.tolist() == [0, 1, 2, 0, 1]
+    assert step.slots.tolist() == [64, 65, 66, 128, 129]
+
+
+def test_entries_get_slots_of_closing_tokens() -> None:
+    slots = [5 * 256 + position for position in range(126, 130)]
+    step = builder(entries_layout(LayerKind.C128A, Encoding.FP8)).build(0, common([0, 4], [130], slots))
+    assert step.slots.tolist() == [-1, 5 * 2 + 0, -1, -1]
+
+
+@pytest.mark.parametrize("layout", [swa_layout(Encoding.FP8), entries_layout(LayerKind.C4A, Encoding.FP8)])
+def test_a_dummy_batch_writes_nothing(layout) -> None:
+    step = builder(layout).build(0, common([0, 1, 2], [0, 0], [-1, -1]))
+    assert step.slots.tolist() == [-1, -1]
+    assert (step.batch.positions == -1).all()
+
+
+def test_buffers_keep_their_addresses() -> None:
+    made = builder(swa_layout(Encoding.FP8))
+    first = made.build(0, common([0, 3], [3], [64, 65, 66]))
+    addresses = [t.data_ptr() for t in (first.batch.positions, first.batch.request, first.slots)]
+    second = made.build(0, common([0, 1, 2], [8, 9], [71, 200]))
+    assert [t.data_ptr() for t in (second.batch.positions, second.batch.request, second.slots)] == addresses
+    assert second.batch.positions.tolist() == [7, 8]

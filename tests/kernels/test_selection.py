@@ -1,0 +1,46 @@
+"""choose: first that can serve, every reason when none can, and no fallback from a forced one."""
+
+import pytest
+
+from dsv4_rocm.arch import GFX942, HOST
+from dsv4_rocm.kernels import selection
+from dsv4_rocm.kernels.selection import Implementation, always, choose, implementations, render_table, table
+
+FAST = Implementation("fast", "math:sqrt", lambda arch: None if arch is GFX942 else "needs gfx942")
+SLOW = Implementation("reference", "math:sqrt", always)
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "implementations", lambda op: (FAST, SLOW))
+
+
+@pytest.mark.usefixtures("two")
+def test_the_first_that_can_serve_is_chosen() -> None:
+    assert choose("sparse_attention", GFX942).chosen is FAST
+    choice = choose("sparse_attention", HOST)
+    assert choice.chosen is SLOW
+    assert choice.rejected == {"fast": "needs gfx942"}
+    assert render_table([choice]) == "  sparse_attention   reference  (not fast: needs gfx942)"
+
+
+@pytest.mark.usefixtures("two")
+def test_a_forced_implementation_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSV4_ROCM_IMPL_SPARSE_ATTENTION", "fast")
+    with pytest.raises(ValueError, match="no implementation of sparse_attention can serve host: fast: needs gfx942"):
+        choose("sparse_attention", HOST)
+    assert choose("sparse_attention", GFX942).chosen is FAST
+
+
+@pytest.mark.usefixtures("two")
+def test_an_unknown_name_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSV4_ROCM_IMPL_SPARSE_ATTENTION", "fsat")
+    with pytest.raises(ValueError, match="IMPL_SPARSE_ATTENTION=fsat names no .*; known: fast, reference"):
+        choose("sparse_attention", HOST)
+
+
+def test_every_op_has_a_reference_that_loads() -> None:
+    for choice in table(HOST):
+        assert choice.chosen.name == "reference"
+        assert choice.chosen.load().__name__ == choice.op
+        assert implementations(choice.op)[-1].name == "reference"

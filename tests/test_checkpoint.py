@@ -1,0 +1,75 @@
+"""What a checkpoint directory must hold, judged by its headers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dsv4_rocm.checkpoint import INDEX_FILE, verify_directory
+from dsv4_rocm.model_spec import ModelSpec
+from dsv4_rocm.testing.tiny_checkpoint import write_checkpoint
+from dsv4_rocm.testing.tiny_config import DEMO
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path, DEMO, weights="fp8")
+    return tmp_path
+
+
+def verify(directory: Path) -> object:
+    return verify_directory(directory, ModelSpec.from_directory(directory))
+
+
+def change(directory: Path, add: dict[str, torch.Tensor] | None = None, drop: str | None = None) -> None:
+    """Rewrite the last shard with tensors added or dropped."""
+    path = sorted(directory.glob("*.safetensors"))[-1]
+    tensors = load_file(path) | (add or {})
+    tensors.pop(drop, None)
+    save_file(tensors, path)
+
+
+def test_a_whole_checkpoint_passes(checkpoint: Path) -> None:
+    files = verify(checkpoint)
+    index = json.loads((checkpoint / INDEX_FILE).read_text())
+    assert files.tensors == index["weight_map"]
+    assert all(name.startswith("mtp.") for name in files.skipped)
+
+
+def test_biases_of_hash_layers_are_skipped_and_listed(checkpoint: Path) -> None:
+    names = [f"layers.{layer}.ffn.gate.bias" for layer in range(3)]
+    change(checkpoint, add={name: torch.zeros(8) for name in names})
+    assert set(names) <= set(verify(checkpoint).skipped)
+
+
+def test_a_truncated_shard_is_named(checkpoint: Path) -> None:
+    shard = sorted(checkpoint.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=rf"{shard.name} is truncated: \d+ bytes where its header asks for \d+"):
+        verify(checkpoint)
+    shard.write_bytes(shard.read_bytes()[:50])
+    with pytest.raises(ValueError, match="end inside its header"):
+        verify(checkpoint)
+
+
+def test_a_missing_shard_is_named(checkpoint: Path) -> None:
+    shard = sorted(checkpoint.glob("*.safetensors"))[0]
+    shard.unlink()
+    with pytest.raises(ValueError, match=f"{shard.name} is named in {INDEX_FILE} but does not exist"):
+        verify(checkpoint)
+
+
+def test_an_unknown_tensor_is_named(checkpoint: Path) -> None:
+    change(checkpoint, add={"layers.0.attn.wq_c.weight": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"safetensors: no part of DeepSeek-V4 is called layers\.0\.attn\.wq_c\.weight"):
+        verify(checkpoint)
+
+
+def test_a_missing_tensor_is_named(checkpoint: Path) -> None:
+    last = sorted(checkpoint.glob("*.safetensors"))[-1]
+    name = next(name for name in load_file(last) if name.startswith("layers.") and name.endswith(".attn_norm.weight"))
+    change(checkpoint, drop=name)
+    with pytest.raises(ValueError, match=f"lacks {name}"):
+        verify(checkpoint)
