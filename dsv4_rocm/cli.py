@@ -1,5 +1,6 @@
 """The `dsv4-rocm` command: tiny checkpoints, the demo, the doctor."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ def demo(
     """Serve a tiny checkpoint with vLLM through this plugin and show what it answers (about a minute)."""
     from dsv4_rocm.demo import DemoFailed, run
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit_on_signal)  # by an exception, so that the server is stopped
     with _one_line_errors(DemoFailed, OSError):
         run(Console(), log)
 
@@ -92,6 +95,10 @@ def doctor(
 
     found = report.collect()
     sys.stdout.write((report.as_json(found) if json else report.render(found)) + "\n")
+
+
+def _exit_on_signal(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _ratios(text: str) -> tuple[int, ...]:
