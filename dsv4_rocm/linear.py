@@ -45,7 +45,8 @@ def rank_slice(weight: Tensor, dim: int) -> Tensor:
         raise ValueError(
             f"--tensor-parallel-size {size} does not divide dimension {dim} of a weight of shape {tuple(weight.shape)}"
         )
-    return weight.chunk(size, dim)[get_tensor_model_parallel_rank()]
+    share: Tensor = weight.chunk(size, dim)[get_tensor_model_parallel_rank()]
+    return share
 
 
 def sharded_parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -74,7 +75,7 @@ class Fp32OutputLinear(nn.Module):
 
 
 class GroupedLinear(nn.Module):
-    """The grouped output projection wo_a: group g multiplies its own slice of the input. Groups are split over ranks."""
+    """The grouped output projection wo_a: a group multiplies its own slice of the input. Ranks share the groups."""
 
     def __init__(self, in_size: int, out_size: int, num_groups: int) -> None:
         super().__init__()

@@ -120,10 +120,8 @@ class _Reader:
         self._config = config
 
     def get(self, key: str, default: Any = None) -> Any:
-        if isinstance(self._config, Mapping):
-            value = self._config.get(key)
-        else:
-            value = getattr(self._config, key, None)
+        config = self._config
+        value = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
         return default if value is None else value
 
     def need(self, key: str) -> Any:
@@ -225,7 +223,15 @@ def _rope(config: _Reader) -> tuple[float, float, YarnSpec]:
 
 
 def _published(
-    ratios: list[int], hidden: int, heads: int, q_lora: int, groups: int, experts: int, width: int, scale: float, topk: int
+    ratios: list[int],
+    hidden: int,
+    heads: int,
+    q_lora: int,
+    groups: int,
+    experts: int,
+    width: int,
+    scale: float,
+    topk: int,
 ) -> ModelSpec:
     layers = tuple(LayerSpec(i, LayerKind(ratio), i < 3) for i, ratio in enumerate(ratios))
     yarn = YarnSpec(factor=16.0, original_max_position=65536, beta_fast=32.0, beta_slow=1.0)

@@ -55,7 +55,7 @@ def fp8_group_scale(x: Tensor, group: int) -> Tensor:
 
 
 def quantize_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Quantize the last dimension in groups: [..., n] -> canonical e4m3 uint8 [..., n], fp32 scales [..., n / group]."""
+    """Quantize the last dimension by group: [..., n] -> canonical e4m3 uint8 [..., n], fp32 scales [..., n / group]."""
     scale = fp8_group_scale(x, group)
     return e4m3_encode(x.float() / scale.repeat_interleave(group, -1)), scale
 
@@ -83,7 +83,7 @@ def e2m1_decode(code: Tensor) -> Tensor:
 
 
 def quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize groups of 32: [..., n] -> packed uint8 [..., n / 2] (even element in the low nibble), e8m0 [..., n / 32]."""
+    """Quantize groups of 32: [..., n] -> packed uint8 [..., n / 2] (even element low), e8m0 [..., n / 32]."""
     groups = x.float().unflatten(-1, (-1, FP4_GROUP))
     scale = pow2_ceil(groups.abs().amax(-1).clamp_min(FP4_AMAX_FLOOR) / E2M1_MAX)
     code = e2m1_encode(groups / scale[..., None]).flatten(-2)

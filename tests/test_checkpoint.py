@@ -63,7 +63,9 @@ def test_a_missing_shard_is_named(checkpoint: Path) -> None:
 
 def test_an_unknown_tensor_is_named(checkpoint: Path) -> None:
     change(checkpoint, add={"layers.0.attn.wq_c.weight": torch.zeros(1)})
-    with pytest.raises(ValueError, match=r"safetensors: no part of DeepSeek-V4 is called layers\.0\.attn\.wq_c\.weight"):
+    with pytest.raises(
+        ValueError, match=r"safetensors: no part of DeepSeek-V4 is called layers\.0\.attn\.wq_c\.weight"
+    ):
         verify(checkpoint)
 
 

@@ -30,9 +30,7 @@ class Indexer(nn.Module):
         self._indexer_query: IndexerQuery = choose("indexer_query", context.arch).chosen.load()
         self._indexer_select: IndexerSelect = choose("indexer_select", context.arch).chosen.load()
 
-    def forward(
-        self, hidden: Tensor, latent: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, latent: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]) -> Tensor:
         """Update the keys with the tokens of this step, then select.
 
         Args:

@@ -75,9 +75,7 @@ class Attention(nn.Module):
         if self.indexer is not None:
             selected = self.indexer(tokens, latent, frequencies, step)
 
-        output = self._sparse_attention(
-            query, self.attn_sink, HEAD_DIM**-0.5, batch, window, entries, selected
-        )
+        output = self._sparse_attention(query, self.attn_sink, HEAD_DIM**-0.5, batch, window, entries, selected)
         grouped = self._inv_rope_quant(output, batch.positions, frequencies, self.num_groups)
         result: Tensor = self.wo_b(self.wo_a(grouped))
         return nn.functional.pad(result, (0, 0, 0, padding))

@@ -1,6 +1,7 @@
 """Where a token's row or an entry's row lies: block tables, slots, and the batch that refers to them. All int64."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -26,6 +27,11 @@ class TokenBatch:
     def num_tokens(self) -> int:
         return self.positions.shape[0]
 
+    def spans(self) -> list[tuple[int, int, int]]:
+        """(request, first token, end) of every request that has tokens; brings the lengths to the host."""
+        bounds = pairwise(self.query_start.tolist())
+        return [(request, start, end) for request, (start, end) in enumerate(bounds) if end > start]
+
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
@@ -46,7 +52,7 @@ class PagedCache:
 
 
 def request_of_token(query_start: Tensor, num_tokens: int) -> Tensor:
-    """Request of each token: int32 [requests + 1] -> int64 [num_tokens]; no data-dependent shape, so graphs can hold it."""
+    """Request of each token: int32 [requests + 1] -> int64 [num_tokens]; no shape depends on data, as graphs need."""
     tokens = torch.arange(num_tokens, device=query_start.device, dtype=query_start.dtype)
     return torch.searchsorted(query_start[1:], tokens, right=True)
 

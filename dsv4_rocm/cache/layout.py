@@ -153,7 +153,7 @@ def _layout(
 
 
 def _main_row(encoding: Encoding) -> tuple[int, int]:
-    """(data, scale) bytes of a key row. fp8: 448 e4m3 NoPE channels, 64 bf16 rope channels; 7 e8m0 scales and a zero."""
+    """(data, scale) bytes of a key row. fp8: 448 e4m3 NoPE and 64 bf16 rope channels; 7 e8m0 scales and a zero."""
     if encoding is Encoding.FP8:
         return NOPE_DIM + 2 * ROPE_DIM, NOPE_DIM // FP8_GROUP + 1
     return HEAD_DIM * encoding.value_bytes, 0

@@ -69,7 +69,7 @@ def read_rows(layout: CacheLayout, pages: Tensor, slots: Tensor) -> Tensor:
     block, row = _split(layout, slots.flatten())
     data = _rows(pages, 0, layout.rows_per_page, layout.data_bytes)[block, row]
     scales = _rows(pages, layout.scale_offset, layout.rows_per_page, layout.scale_bytes)[block, row]
-    return decode_rows(layout, data, scales).unflatten(0, slots.shape)
+    return decode_rows(layout, data, scales).view(*slots.shape, layout.channels)
 
 
 def zero_pages(layout: CacheLayout, pages: Tensor, blocks: Tensor) -> None:
@@ -83,12 +83,12 @@ def _bytes(values: Tensor) -> Tensor:
 
 def _split(layout: CacheLayout, slots: Tensor) -> tuple[Tensor, Tensor]:
     if layout.order is not TileOrder.FLAT:
-        raise ValueError(f"{layout.kind.value} rows in {layout.order.value} order cannot be read or written as flat rows")
+        raise ValueError(
+            f"{layout.kind.value} rows in {layout.order.value} order cannot be read or written as flat rows"
+        )
     return slots // layout.rows_per_page, slots % layout.rows_per_page
 
 
 def _rows(pages: Tensor, offset: int, rows: int, width: int) -> Tensor:
     """View of one part of every page: [num_blocks, rows, width]; the stride between blocks is the pool's."""
-    return pages.as_strided(
-        (pages.shape[0], rows, width), (pages.stride(0), width, 1), pages.storage_offset() + offset
-    )
+    return pages.as_strided((pages.shape[0], rows, width), (pages.stride(0), width, 1), pages.storage_offset() + offset)

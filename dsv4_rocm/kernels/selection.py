@@ -75,7 +75,9 @@ def choose(op: str, arch: GpuArch) -> Choice:
     if forced is not None:
         names = [implementation.name for implementation in available]
         if forced not in names:
-            raise ValueError(f"{envs.impl_variable(op)}={forced} names no implementation of {op}; known: {', '.join(names)}")
+            raise ValueError(
+                f"{envs.impl_variable(op)}={forced} names no implementation of {op}; known: {', '.join(names)}"
+            )
         available = tuple(implementation for implementation in available if implementation.name == forced)
     rejected: dict[str, str] = {}
     for implementation in available:

@@ -42,7 +42,7 @@ def layer_context(vllm_config: Any) -> LayerContext:
 
 
 class DeepseekV4Model(nn.Module):
-    """Embedding, decoder layers over four residual streams, merging head and final norm; or one pipeline stage of it."""
+    """Embedding, decoder layers over four residual streams, merging head, final norm; or one pipeline stage of it."""
 
     def __init__(self, context: LayerContext, prefix: str) -> None:
         super().__init__()

@@ -14,6 +14,11 @@ from dsv4_rocm.model_spec import LayerSpec, ModelSpec
 _SHARDED_DIM = {"w1": 0, "w3": 0, "w2": 1}  # the expert width, which the ranks share
 
 
+def _hash_table(spec: ModelSpec) -> nn.Parameter:
+    """Experts of each token id: int32 [vocab, top_k]; zeros are valid ids where no checkpoint fills it."""
+    return nn.Parameter(torch.zeros(spec.vocab_size, spec.experts_per_token, dtype=torch.int32), requires_grad=False)
+
+
 class Router(nn.Module):
     """Chooses experts: a table by token id in the first layers, `s + bias` afterwards; `s = sqrt(softplus(W h))`."""
 
@@ -21,18 +26,16 @@ class Router(nn.Module):
         super().__init__()
         self.scaling, self.top_k = spec.routed_scaling_factor, spec.experts_per_token
         self.projection = Fp32OutputLinear(spec.hidden_size, spec.num_experts)
-        self.tid2eid = self.bias = None
+        self.hash_routed = hash_routed
         if hash_routed:
-            self.tid2eid = nn.Parameter(
-                torch.zeros(spec.vocab_size, spec.experts_per_token, dtype=torch.int32), requires_grad=False
-            )
+            self.tid2eid = _hash_table(spec)
         else:
             self.bias = parameter(spec.num_experts)
 
     def forward(self, hidden: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Experts int64 [tokens, top_k] and their weights fp32: unbiased scores, summing to the scaling factor."""
         score = torch.sqrt(nn.functional.softplus(self.projection(hidden)))
-        if self.tid2eid is not None:
+        if self.hash_routed:
             chosen = self.tid2eid[token_ids].long()
         else:
             chosen = (score + self.bias).topk(self.top_k, -1).indices
@@ -114,7 +117,7 @@ class HostMoE(nn.Module):
         chosen, weight = self.gate(hidden, token_ids)
         out = (self.experts(hidden, chosen, weight) + self.shared_experts(hidden)).to(hidden.dtype)
         if self.tp_size == 1:
-            return out
+            return out  # type: ignore[no-any-return]
         reduced: Tensor = tensor_model_parallel_all_reduce(out)
         return reduced
 
@@ -154,7 +157,8 @@ class FusedExperts(nn.Module):
         stacked = f"{'w2' if name == 'w2' else 'w13'}_{suffix}"
         for full, param in self.named_parameters():
             if full.endswith(f".{stacked}"):
-                param.weight_loader(param, weight, full, shard_id=name, expert_id=expert, return_success=True)
+                loader: Any = param.weight_loader  # type: ignore[attr-defined]
+                loader(param, weight, full, shard_id=name, expert_id=expert, return_success=True)
                 return (full,)
         raise ValueError(f"vLLM's fused experts have no parameter {stacked} for expert {expert}")
 
@@ -177,8 +181,7 @@ class FusedMoE(nn.Module):
         self.gate.e_score_correction_bias = None
         self.gate.tid2eid = None
         if layer.hash_routed:
-            table = torch.zeros(spec.vocab_size, spec.experts_per_token, dtype=torch.int32)
-            self.gate.tid2eid = nn.Parameter(table, requires_grad=False)
+            self.gate.tid2eid = _hash_table(spec)
         else:
             self.gate.e_score_correction_bias = parameter(spec.num_experts)
         self.shared_experts = SharedExpert(context, f"{prefix}.shared_experts")

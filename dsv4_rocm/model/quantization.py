@@ -34,7 +34,9 @@ class DequantizedConfig(QuantizationConfig):
         return cls()
 
     @classmethod
-    def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None) -> str | None:
+    def override_quantization_method(
+        cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
         ours = getattr(hf_config, "model_type", None) == "deepseek_v4"
         return NAME if ours and hf_quant_cfg.get("quant_method") in _STORED_AS else None
 

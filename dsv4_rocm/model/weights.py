@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +147,7 @@ def _expert_scale_name(context: LayerContext) -> str:
 
 
 def _layers_of_other_stages(model: nn.Module, context: LayerContext) -> set[int]:
-    inner = model.get_submodule("model")
+    inner: Any = model.get_submodule("model")
     return {layer.index for layer in context.spec.layers if not inner.start_layer <= layer.index < inner.end_layer}
 
 

@@ -1,8 +1,8 @@
 """Run requests in a real vLLM engine, in a process of its own, and read back tokens and log-probabilities.
 
-The subprocess is `python -m dsv4_rocm.testing.engine SCENARIO RESULT`, both JSON files. A scenario is {"engine": keyword
-arguments of vllm.LLM, "steps": [step, ...]}; a step is {"name", "prompts": token ids, "max_tokens", "prompt_logprobs":
-bool, "preempt_at": engine steps after which all running requests are preempted}.
+The subprocess is `python -m dsv4_rocm.testing.engine SCENARIO RESULT`, both JSON files. A scenario is {"engine":
+keyword arguments of vllm.LLM, "steps": [step, ...]}; a step is {"name", "prompts": token ids, "max_tokens",
+"prompt_logprobs": bool, "preempt_at": engine steps after which all running requests are preempted}.
 """
 
 import json

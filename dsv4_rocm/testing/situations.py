@@ -7,7 +7,8 @@ import torch
 
 def prompt(length: int, seed: int) -> list[int]:
     """Random token ids past the special ones."""
-    return torch.randint(32, 2048, (length,), generator=torch.Generator().manual_seed(seed)).tolist()  # type: ignore[no-any-return]
+    ids: list[int] = torch.randint(32, 2048, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids
 
 
 SHORT_STEPS: list[dict[str, Any]] = [

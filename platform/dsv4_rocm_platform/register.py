@@ -1,7 +1,6 @@
 """vLLM's two entry points: which platform class serves this machine, and the models we bring."""
 
 import contextlib
-import importlib
 import importlib.metadata
 import logging
 import os
@@ -22,9 +21,6 @@ CLASSES = {
     Vendor.HOST: "dsv4_rocm_platform.host.Dsv4HostPlatform",
 }
 MODELS = {"DeepseekV4ForCausalLM": "dsv4_rocm.model.causal_lm:DeepseekV4ForCausalLM"}
-
-# Modules whose register() adds more to vLLM; it is called in every process and must be idempotent.
-REGISTERING = ("dsv4_rocm.model.quantization",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,11 @@ def general() -> None:
         return
     from vllm import ModelRegistry
 
+    from dsv4_rocm.model import quantization
+
     for architecture, path in MODELS.items():
         ModelRegistry.register_model(architecture, path)
-    _register_rest()
+    quantization.register()
 
 
 def choose(found: Detection, cpu_build: bool, others: dict[str, str]) -> Choice:
@@ -127,9 +125,3 @@ def _say(choice: Choice) -> None:
     _said.add(choice)
     level = logging.WARNING if choice.warn else logging.INFO
     logger.log(level, "dsv4_rocm: platform %s: %s", choice.path or "not used", choice.reason)
-
-
-def _register_rest() -> None:
-    for module in REGISTERING:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(module).register()

@@ -69,7 +69,9 @@ class Stream:
             )
             first += length
         assert first == tokens
-        self.untouched = read_rows(self.entries, entries.pages, entries.rows(0, torch.tensor([tokens // self.kind.ratio])))
+        self.untouched = read_rows(
+            self.entries, entries.pages, entries.rows(0, torch.tensor([tokens // self.kind.ratio]))
+        )
         return read_rows(self.entries, entries.pages, entries.rows(0, torch.arange(tokens // self.kind.ratio)))
 
 

@@ -18,4 +18,8 @@ def test_undoes_the_rotation() -> None:
 
 
 def test_an_empty_batch_is_valid() -> None:
-    assert inv_rope_quant(torch.zeros(0, 8, 512), torch.zeros(0, dtype=torch.int64), FREQUENCIES, 2).shape == (0, 2, 2048)
+    assert inv_rope_quant(torch.zeros(0, 8, 512), torch.zeros(0, dtype=torch.int64), FREQUENCIES, 2).shape == (
+        0,
+        2,
+        2048,
+    )

@@ -35,7 +35,7 @@ def test_a_forced_implementation_never_falls_back(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("two")
 def test_an_unknown_name_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSV4_ROCM_IMPL_SPARSE_ATTENTION", "fsat")
-    with pytest.raises(ValueError, match="IMPL_SPARSE_ATTENTION=fsat names no .*; known: fast, reference"):
+    with pytest.raises(ValueError, match=r"IMPL_SPARSE_ATTENTION=fsat names no .*; known: fast, reference"):
         choose("sparse_attention", HOST)
 
 

@@ -23,7 +23,9 @@ class Scene:
         requests = batch.query_start.shape[0] - 1
         tokens = int(batch.positions.max()) + 1
         self.window = make_cache(swa_layout(encoding), requests=requests, tokens=tokens)
-        self.entries = None if kind is LayerKind.SWA else make_cache(entries_layout(kind, encoding), requests, tokens + 256)
+        self.entries = (
+            None if kind is LayerKind.SWA else make_cache(entries_layout(kind, encoding), requests, tokens + 256)
+        )
         for request in range(requests):
             end = self._end(request)
             first = max(self._first(request) - 127, 0)
@@ -43,9 +45,7 @@ class Scene:
 
     @staticmethod
     def _fill(cache, request: int, ids: torch.Tensor, generator: torch.Generator) -> None:
-        write_rows(
-            cache.layout, cache.pages, cache.rows(request, ids), torch.randn(len(ids), 512, generator=generator)
-        )
+        write_rows(cache.layout, cache.pages, cache.rows(request, ids), torch.randn(len(ids), 512, generator=generator))
 
     def run(self, selected: torch.Tensor | None = None, sink: torch.Tensor | None = None) -> torch.Tensor:
         entries = None if self.entries is None else self.entries.at(self.batch)
@@ -62,7 +62,9 @@ class Scene:
     def expected(self, selected: torch.Tensor | None = None) -> torch.Tensor:
         """Token by token, key by key, in fp64."""
         out = torch.zeros(self.query.shape, dtype=torch.float64)
-        for t, (position, request) in enumerate(zip(self.batch.positions.tolist(), self.batch.request.tolist(), strict=True)):
+        for t, (position, request) in enumerate(
+            zip(self.batch.positions.tolist(), self.batch.request.tolist(), strict=True)
+        ):
             seen = torch.arange(max(position - 127, 0), position + 1)
             keys = [read_rows(self.window.layout, self.window.pages, self.window.rows(request, seen))]
             if self.entries is not None:

@@ -42,6 +42,4 @@ class CompressInsert(Protocol):
         ...
 
 
-IMPLEMENTATIONS = (
-    Implementation("reference", "dsv4_rocm.kernels.compress_insert.reference:compress_insert", always),
-)
+IMPLEMENTATIONS = (Implementation("reference", "dsv4_rocm.kernels.compress_insert.reference:compress_insert", always),)

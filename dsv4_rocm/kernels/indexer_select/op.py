@@ -14,8 +14,8 @@ class IndexerSelect(Protocol):
         """Select entries.
 
         `S_{t,e} = sum_h w_{t,h} * relu(q_{t,h} . k_e)` over the visible entries `e < floor((t + 1) / 4)`; the best
-        `min(top_k, visible)` are kept, equal scores by lowest entry id. A score that is not finite is never kept, nor is
-        an invisible entry.
+        `min(top_k, visible)` are kept, equal scores by lowest entry id. A score that is not finite is never kept, nor
+        is an invisible entry.
 
         Args:
             query: from `indexer_query`.

@@ -17,10 +17,7 @@ def indexer_select(query: IndexQuery, batch: TokenBatch, index: PagedCache, top_
     values = e4m3_decode(query.values) if index.layout.encoding is Encoding.FP8 else query.values.float()
     ratio = index.layout.tokens_per_row
     selected = torch.full((batch.num_tokens, top_k), -1, dtype=torch.int32, device=values.device)
-    bounds = batch.query_start.tolist()
-    for request, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        if start == end:
-            continue
+    for request, start, end in batch.spans():
         visible = (batch.positions[start:end] + 1) // ratio
         entries = torch.arange(int(visible.max()), device=values.device)
         slots = row_slots(index.block_table, torch.tensor(request), entries, index.layout.rows_per_page)

@@ -20,8 +20,7 @@ def sparse_attention(
 ) -> Tensor:
     """See `op.SparseAttention`."""
     out = torch.zeros_like(query)
-    bounds = batch.query_start.tolist()
-    for request, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for request, start, end in batch.spans():
         for first in range(start, end, TILE_TOKENS):
             tile = slice(first, min(first + TILE_TOKENS, end))
             positions = batch.positions[tile]
@@ -57,9 +56,7 @@ def _window_keys(window: PagedCache, request: int, positions: Tensor) -> tuple[T
     return read_rows(window.layout, window.pages, slots), (distance >= 0) & (distance < window.layout.window)
 
 
-def _entry_keys(
-    entries: PagedCache, request: int, positions: Tensor, selected: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _entry_keys(entries: PagedCache, request: int, positions: Tensor, selected: Tensor | None) -> tuple[Tensor, Tensor]:
     """Keys of all entries that some token of the tile sees, and which token sees which: [n, 512], bool [t, n]."""
     limit = (positions + 1) // entries.layout.tokens_per_row
     ids = torch.arange(int(limit.max()), device=positions.device)
