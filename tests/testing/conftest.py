@@ -8,7 +8,7 @@ from dsv4_rocm.testing.tiny_checkpoint import ORACLE
 from dsv4_rocm.testing.tiny_weights import draw_weights
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """The tensors are small: a second thread costs more in waiting (6 s against 0.4 s for 390 tokens) than it saves."""
     before = torch.get_num_threads()
@@ -23,7 +23,7 @@ def weights():
 
 
 @pytest.fixture(scope="session")
-def oracle(weights, one_thread):
+def oracle(weights):
     return transformers_oracle.build(ORACLE, weights)
 
 
