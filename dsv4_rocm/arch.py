@@ -81,8 +81,6 @@ HOST = GpuArch("host", Vendor.HOST, Fp8Encoding.E4M3FN, 1, 0, MatrixCore.NONE, N
 
 ARCHS = {arch.name: arch for arch in (GFX942, GFX950, SM90, SM100, SM103, SM120, HOST)}
 
-PINNED = "pinned by this process"  # a Detection's source after pin() or override()
-
 
 @dataclass(frozen=True, slots=True)
 class Detection:
@@ -90,7 +88,7 @@ class Detection:
 
     Attributes:
         arch: the architecture; `HOST` when no GPU was found, None when there is a GPU we have no code for.
-        source: where it was seen (`kfd /sys/...`, `amdsmi`, `nvml`, `no GPU`, `PINNED`).
+        source: where it was seen (`kfd /sys/...`, `amdsmi`, `nvml`, `no GPU`).
         device_count: devices of that architecture.
         rejected: what was looked at and not taken, each with the reason.
     """
@@ -120,14 +118,12 @@ def gfx_name(target_version: int) -> str:
 
 def detect() -> Detection:
     """Find the GPU: KFD sysfs, then amdsmi, then NVML, else the host. Never raises; cached per process."""
-    if _pinned is not None:
-        return Detection(_pinned, PINNED, 1)
     return _probe(envs.kfd_root())
 
 
 def current() -> GpuArch:
-    """The architecture this process computes on; the host's when there is no GPU we have code for."""
-    return detect().arch or HOST
+    """The architecture this process computes on: what was pinned, else what is found, else the host's."""
+    return _pinned or detect().arch or HOST
 
 
 def pin(arch: GpuArch | str | None) -> None:
@@ -141,7 +137,7 @@ def pin(arch: GpuArch | str | None) -> None:
 
 @contextmanager
 def override(arch: GpuArch | str) -> Iterator[GpuArch]:
-    """Pretend for the length of a `with` block that `arch` is in this machine."""
+    """Compute on `arch` for the length of a `with` block, as far as `current()` is asked."""
     before = _pinned
     pin(arch)
     try:

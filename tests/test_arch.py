@@ -22,6 +22,7 @@ def gpu_node(version):
 def kfd(tmp_path, monkeypatch):
     """Make a KFD tree of these `properties` files and point the probe at it; nothing else answers."""
     arch._probe.cache_clear()
+    monkeypatch.setattr(arch, "_pinned", None)  # vLLM's platform pins it when another test imports vLLM
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     monkeypatch.setattr(ctypes, "CDLL", no_library)
 
@@ -189,6 +190,13 @@ def test_override_nests_and_ends(kfd):
             assert arch.current() is arch.SM90
         assert arch.current() is arch.GFX950
     assert arch.current() is arch.GFX942
+
+
+def test_a_pinned_process_still_sees_the_machine(kfd):
+    kfd(gpu_node(90402))
+    with arch.override("host"):
+        assert arch.current() is arch.HOST
+        assert arch.detect().arch is arch.GFX942
 
 
 def test_unknown_name():

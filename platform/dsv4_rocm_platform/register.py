@@ -72,7 +72,7 @@ def choose(found: Detection, cpu_build: bool, others: dict[str, str]) -> Choice:
         names = ", ".join(f"{name} ({path})" for name, path in others.items())
         return Choice(None, f"another platform plugin is active: {names}; to use ours: VLLM_PLUGINS={NAME}", warn=True)
     if cpu_build:
-        gpu = found.source != arch.PINNED and (found.arch is None or found.arch.vendor is not Vendor.HOST)
+        gpu = found.arch is None or found.arch.vendor is not Vendor.HOST
         reason = "vLLM is a CPU build"
         if gpu:
             reason += f", so the GPU found by {found.source} is not used; install vLLM for it"

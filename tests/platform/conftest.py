@@ -19,7 +19,7 @@ def environment(**extra):
     return clean | {"VLLM_CPU_KVCACHE_SPACE": "1"} | extra
 
 
-def run_driver(name, payload, *arguments, timeout=300, **extra):
+def run_driver(name, payload, *arguments, timeout=600, **extra):
     """Run a script of this directory on a JSON payload and read its JSON answer."""
     command = [sys.executable, str(HERE / name), *arguments]
     done = subprocess.run(

@@ -1,7 +1,8 @@
-"""Asks vLLM's planner for the KV plan of some models on a simulated architecture: JSON in, JSON out."""
+"""Asks vLLM's planner for the KV plan of some models on simulated architectures: JSON in, JSON out."""
 
 import copy
 import json
+import multiprocessing
 import sys
 import tempfile
 
@@ -102,4 +103,9 @@ def main(name, directories):
 
 if __name__ == "__main__":
     stdout, sys.stdout = sys.stdout, sys.stderr
-    json.dump(main(sys.argv[1], json.load(sys.stdin)), stdout)
+    import transformers.models.auto.modeling_auto  # noqa: F401  once, for all children; vLLM is imported in each
+
+    names, models = sys.argv[1:], json.load(sys.stdin)
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        answers = pool.starmap(main, [(name, models) for name in names], chunksize=1)
+    json.dump(dict(zip(names, answers, strict=True)), stdout)

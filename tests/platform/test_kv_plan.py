@@ -54,9 +54,14 @@ def directories(tmp_path_factory):
     return {name: str(path) for name, path in made.items()}
 
 
-@pytest.fixture(scope="module", params=PLATFORMS)
-def answer(request, directories, drive):
-    return request.param, drive("plan_driver.py", directories, request.param)
+@pytest.fixture(scope="module")
+def answers(directories, drive):
+    return drive("plan_driver.py", directories, *PLATFORMS)
+
+
+@pytest.fixture(params=PLATFORMS)
+def answer(request, answers):
+    return request.param, answers[request.param]
 
 
 def test_plan_is_the_same_everywhere(answer):

@@ -142,9 +142,8 @@ json.dump(names | {"cpu": current_platform.is_cpu(), "oot": current_platform.is_
     [
         ({}, CLASSES[Vendor.HOST], "dsv4_rocm.model.causal_lm"),
         ({"NEIGHBOUR": "vllm.platforms.cpu.CpuPlatform"}, "vllm.platforms.cpu.CpuPlatform", "vllm.models.deepseek_v4"),
-        ({"VLLM_TARGET_DEVICE": "cpu"}, "vllm.platforms.cpu.CpuPlatform", "vllm.models.deepseek_v4"),
     ],
-    ids=["ours", "neighbour-active", "target-device-cpu"],
+    ids=["ours", "neighbour-active"],
 )
 def test_our_models_are_registered_only_on_our_platform(clean_environment, neighbour, extra, platform, model):
     environment = clean_environment(PYTHONPATH=neighbour, VLLM_LOGGING_STREAM="ext://sys.stderr", **extra)

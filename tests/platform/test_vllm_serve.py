@@ -13,7 +13,7 @@ REFUSED = ["--block-size", "128", "--kv-cache-dtype", "fp8_e5m2", "--attention_c
 def refused(checkpoint, clean_environment):
     command = [str(Path(sys.executable).with_name("vllm")), "serve", str(checkpoint), *REFUSED]
     command += ["--trust-remote-code", "--tokenizer-mode", "deepseek_v4", "--max-model-len", "4096"]
-    return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=400)
 
 
 def test_one_line_each_and_no_traceback(refused):
