@@ -24,3 +24,9 @@ SHORT_STEPS: list[dict[str, Any]] = [
     },
 ]
 LONG_STEP: dict[str, Any] = {"name": "long", "prompts": [prompt(700, 1)], "max_tokens": 40, "prompt_logprobs": True}
+# Around every length at which an entry closes, a page fills or a block ends; each differs in its first token.
+BOUNDARY_LENGTHS = [3, 4, 7, 8, 124, 127, 128, 129, 130, 255, 256, 257, 383, 384, 385, 511, 512, 513]
+BOUNDARY_STEPS: list[dict[str, Any]] = [
+    {"name": "boundaries", "prompts": [prompt(n, 1000 + n) for n in BOUNDARY_LENGTHS], "max_tokens": 3},
+    {"name": "boundaries-warm", "prompts": [prompt(n, 1000 + n) for n in (256, 257, 513)], "max_tokens": 3},
+]

@@ -8,7 +8,7 @@ from torch import nn
 
 from dsv4_rocm.testing import transformers_oracle
 from dsv4_rocm.testing.engine import EngineRun, engine_arguments, run_engine
-from dsv4_rocm.testing.situations import LONG_STEP, SHORT_STEPS
+from dsv4_rocm.testing.situations import BOUNDARY_STEPS, LONG_STEP, SHORT_STEPS
 
 pytestmark = pytest.mark.engine
 
@@ -22,14 +22,16 @@ def oracle(oracle_checkpoint: Path) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def one_chunk(oracle_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
-    scenario = {"engine": engine_arguments(oracle_checkpoint), "steps": [LONG_STEP, *SHORT_STEPS], "no_amx": True}
+    steps = [LONG_STEP, *SHORT_STEPS, *BOUNDARY_STEPS]
+    scenario = {"engine": engine_arguments(oracle_checkpoint), "steps": steps, "no_amx": True}
     return run_engine(tmp_path_factory.mktemp("fp32"), "one-chunk", scenario)
 
 
 @pytest.fixture(scope="module")
 def chunks_of_64(oracle_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
     engine = engine_arguments(oracle_checkpoint, max_num_batched_tokens=64)
-    return run_engine(tmp_path_factory.mktemp("fp32"), "chunks", {"engine": engine, "steps": [LONG_STEP, *SHORT_STEPS]})
+    steps = [LONG_STEP, *SHORT_STEPS, *BOUNDARY_STEPS]
+    return run_engine(tmp_path_factory.mktemp("fp32"), "chunks", {"engine": engine, "steps": steps})
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,18 @@ def two_ranks(oracle_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     steps = [{**LONG_STEP, "max_tokens": 16}, SHORT_STEPS[0]]
     env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     return run_engine(tmp_path_factory.mktemp("fp32"), "two-ranks", {"engine": engine, "steps": steps}, env)
+
+
+@pytest.mark.slow
+def test_two_stages_equal_transformers(
+    oracle: nn.Module, oracle_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Pipeline parallel; the dummy run before it, without metadata, happens only outside eager mode."""
+    engine = engine_arguments(oracle_checkpoint, pipeline_parallel_size=2, enforce_eager=False)
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_USE_BREAKABLE_CUDAGRAPH": "0"}
+    scenario = {"engine": engine, "steps": [{**LONG_STEP, "max_tokens": 16}]}
+    run = run_engine(tmp_path_factory.mktemp("fp32"), "two-stages", scenario, env)
+    assert max(worst_difference(oracle, answer) for answer in run.requests["long"]) <= BOUND
 
 
 def worst_difference(oracle: nn.Module, request: dict) -> float:
@@ -54,7 +68,7 @@ def worst_difference(oracle: nn.Module, request: dict) -> float:
     return worst
 
 
-STEP_NAMES = ["long", *(step["name"] for step in SHORT_STEPS)]
+STEP_NAMES = ["long", *(step["name"] for step in [*SHORT_STEPS, *BOUNDARY_STEPS])]
 
 
 @pytest.mark.parametrize("engine", ["one_chunk", "chunks_of_64"])
@@ -80,6 +94,13 @@ def test_prefix_hits_happened(request: pytest.FixtureRequest, engine: str) -> No
     run: EngineRun = request.getfixturevalue(engine)
     assert [run.requests[step][0]["cached"] for step in ("cold", "warm", "warm-other-tail")] == [0, 512, 512]
     assert run.requests["warm"][0]["tokens"] == run.requests["cold"][0]["tokens"]
+
+
+@pytest.mark.parametrize("engine", ["one_chunk", "chunks_of_64"])
+def test_hits_end_at_whole_blocks_and_leave_the_last_token(request: pytest.FixtureRequest, engine: str) -> None:
+    """256 -> 0, since the last token is computed again; 257 -> 256; 513 -> 512."""
+    run: EngineRun = request.getfixturevalue(engine)
+    assert [answer["cached"] for answer in run.requests["boundaries-warm"]] == [0, 256, 512]
 
 
 def test_preemptions_happened(one_chunk: EngineRun, chunks_of_64: EngineRun) -> None:
