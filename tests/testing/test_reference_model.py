@@ -18,7 +18,7 @@ CHUNKINGS = {  # each sums to 390
     "one-shot": None,
     "chunks-of-64": [64] * 6 + [6],
     "uneven": [1, 7, 16, 33, 70, 1, 1, 127, 129, 5],  # ends inside and on group and window boundaries
-    "prefill-then-decode": [250] + [1] * 140,
+    "prefill-then-decode": [350] + [1] * 40,
 }
 
 
