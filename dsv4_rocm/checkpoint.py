@@ -5,42 +5,73 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4_rocm.model_spec import LayerKind, ModelSpec
+from dsv4_rocm.model_spec import HEAD_DIM, INDEX_HEAD_DIM, LayerKind, ModelSpec
 
 INDEX_FILE = "model.safetensors.index.json"
+FP8_BLOCK = 128
+FP4_GROUP = 32
+Shape = tuple[int, ...]
+_PLAIN_DTYPES = ("BF16", "F32", "F16", "I64", "I32")
+_FP8_DTYPES = ("F8_E4M3",)
+_FP4_DTYPES = ("I8", "U8")
+_SCALE_DTYPES = ("F8_E8M0", "U8", "F32")
 _MAX_LISTED = 5
 
 
-def quantized_linears(spec: ModelSpec) -> set[str]:
-    """Names (without `.weight`) of the linears that a quantized checkpoint stores with a `.scale`."""
-    names = set()
+def linear_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    """Shape [out, in] of every linear that a quantized checkpoint stores with a `.scale`, by name without `.weight`."""
+    hidden, group_width = spec.hidden_size, spec.heads_per_group * HEAD_DIM
+    attention = {
+        "wq_a": (spec.q_lora_rank, hidden),
+        "wq_b": (spec.num_heads * HEAD_DIM, spec.q_lora_rank),
+        "wkv": (HEAD_DIM, hidden),
+        "wo_a": (spec.o_groups * spec.o_lora_rank, group_width),
+        "wo_b": (hidden, spec.o_groups * spec.o_lora_rank),
+    }
+    expert = {"w1": (spec.expert_width, hidden), "w2": (hidden, spec.expert_width), "w3": (spec.expert_width, hidden)}
+    experts = [f"experts.{e}" for e in range(spec.num_experts)] + ["shared_experts"]
+    shapes: dict[str, Shape] = {}
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
-        names |= {f"{prefix}.attn.{name}" for name in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")}
+        shapes |= {f"{prefix}.attn.{name}": shape for name, shape in attention.items()}
         if layer.kind is LayerKind.C4A:
-            names.add(f"{prefix}.attn.indexer.wq_b")
-        experts = [f"experts.{e}" for e in range(spec.num_experts)] + ["shared_experts"]
-        names |= {f"{prefix}.ffn.{expert}.{w}" for expert in experts for w in ("w1", "w2", "w3")}
-    return names
+            shapes[f"{prefix}.attn.indexer.wq_b"] = (spec.index_heads * INDEX_HEAD_DIM, spec.q_lora_rank)
+        shapes |= {f"{prefix}.ffn.{which}.{name}": shape for which in experts for name, shape in expert.items()}
+    return shapes
 
 
-def plain_tensors(spec: ModelSpec) -> set[str]:
-    """Names of the tensors that are never quantized."""
-    names = {"embed.weight", "head.weight", "norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale"}
+def plain_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    """Shapes of the tensors that are never quantized, by name."""
+    hidden, streams = spec.hidden_size, spec.hc_mult * spec.hidden_size
+    mixes = (2 + spec.hc_mult) * spec.hc_mult
+    shapes: dict[str, Shape] = {"embed.weight": (spec.vocab_size, hidden), "head.weight": (spec.vocab_size, hidden)}
+    shapes |= {"norm.weight": (hidden,), "hc_head_fn": (spec.hc_mult, streams), "hc_head_scale": (1,)}
+    shapes["hc_head_base"] = (spec.hc_mult,)
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
-        names |= {f"{prefix}.hc_{sub}_{part}" for sub in ("attn", "ffn") for part in ("fn", "base", "scale")}
-        names |= {f"{prefix}.attn_norm.weight", f"{prefix}.ffn_norm.weight", f"{prefix}.ffn.gate.weight"}
-        names |= {f"{prefix}.attn.{name}" for name in ("q_norm.weight", "kv_norm.weight", "attn_sink")}
-        names.add(f"{prefix}.ffn.gate.{'tid2eid' if layer.hash_routed else 'bias'}")
-        compressors = [] if layer.kind is LayerKind.SWA else ["compressor"]
+        for sub in ("attn", "ffn"):
+            hyper = {"fn": (mixes, streams), "base": (mixes,), "scale": (3,)}
+            shapes |= {f"{prefix}.hc_{sub}_{part}": shape for part, shape in hyper.items()}
+            shapes[f"{prefix}.{sub}_norm.weight"] = (hidden,)
+        shapes[f"{prefix}.ffn.gate.weight"] = (spec.num_experts, hidden)
+        if layer.hash_routed:
+            shapes[f"{prefix}.ffn.gate.tid2eid"] = (spec.vocab_size, spec.experts_per_token)
+        else:
+            shapes[f"{prefix}.ffn.gate.bias"] = (spec.num_experts,)
+        norms = {"q_norm.weight": (spec.q_lora_rank,), "kv_norm.weight": (HEAD_DIM,), "attn_sink": (spec.num_heads,)}
+        shapes |= {f"{prefix}.attn.{name}": shape for name, shape in norms.items()}
+        if layer.kind is not LayerKind.SWA:
+            shapes |= _compressor_shapes(f"{prefix}.attn.compressor", layer.kind, HEAD_DIM, hidden)
         if layer.kind is LayerKind.C4A:
-            compressors.append("indexer.compressor")
-            names.add(f"{prefix}.attn.indexer.weights_proj.weight")
-        for compressor in compressors:
-            parts = ("ape", "wkv.weight", "wgate.weight", "norm.weight")
-            names |= {f"{prefix}.attn.{compressor}.{part}" for part in parts}
-    return names
+            shapes[f"{prefix}.attn.indexer.weights_proj.weight"] = (spec.index_heads, hidden)
+            shapes |= _compressor_shapes(f"{prefix}.attn.indexer.compressor", layer.kind, INDEX_HEAD_DIM, hidden)
+    return shapes
+
+
+def _compressor_shapes(prefix: str, kind: LayerKind, width: int, hidden: int) -> dict[str, Shape]:
+    rows = kind.overlap * width
+    parts = {"ape": (kind.ratio, rows), "wkv.weight": (rows, hidden), "wgate.weight": (rows, hidden)}
+    return {f"{prefix}.{part}": shape for part, shape in parts.items()} | {f"{prefix}.norm.weight": (width,)}
 
 
 def skipped_reason(name: str, spec: ModelSpec) -> str | None:
@@ -51,6 +82,15 @@ def skipped_reason(name: str, spec: ModelSpec) -> str | None:
     if name.endswith(".ffn.gate.bias") and parts[0] == "layers" and spec.layers[int(parts[1])].hash_routed:
         return "bias of a hash-routed layer, which routes by token id"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor as a header describes it."""
+
+    file: Path
+    dtype: str
+    shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +107,53 @@ class CheckpointFiles:
 
 
 def verify_directory(directory: str | Path, spec: ModelSpec) -> CheckpointFiles:
-    """Check that every shard is complete and that the tensors are exactly those of the model.
+    """Check that every shard is complete and that the tensors are those of the model, in names, shapes and dtypes.
 
     Raises:
         ValueError: naming the file or the tensors, and what to do.
     """
     directory = Path(directory)
-    tensors: dict[str, str] = {}
-    for path in _shards(directory):
-        for name in _header(path):
-            tensors[name] = path.name
+    tensors = {name: stored for path in _shards(directory) for name, stored in _header(path).items()}
     skipped = tuple(name for name in tensors if skipped_reason(name, spec) is not None)
-    loaded = tensors.keys() - set(skipped)
-    linears = quantized_linears(spec)
-    required = plain_tensors(spec) | {f"{name}.weight" for name in linears}
-    if missing := required - loaded:
+    loaded = {name: stored for name, stored in tensors.items() if name not in set(skipped)}
+    plain, linears = plain_shapes(spec), linear_shapes(spec)
+    required = plain.keys() | {f"{name}.weight" for name in linears}
+    if missing := required - loaded.keys():
         raise ValueError(f"{directory}: the checkpoint lacks {_listed(missing)}; download it again")
-    if unknown := loaded - required - {f"{name}.scale" for name in linears}:
-        example = min(unknown)
+    if unknown := loaded.keys() - required - {f"{name}.scale" for name in linears}:
         raise ValueError(
-            f"{directory / tensors[example]}: no part of DeepSeek-V4 is called {_listed(unknown)}; "
+            f"{tensors[min(unknown)].file}: no part of DeepSeek-V4 is called {_listed(unknown)}; "
             "config.json and weights do not belong together, or the model is newer than this package"
         )
-    return CheckpointFiles(tensors, skipped)
+    for name, shape in plain.items():
+        _require(loaded, name, _PLAIN_DTYPES, shape)
+    for name, shape in linears.items():
+        _verify_linear(loaded, name, shape)
+    return CheckpointFiles({name: stored.file.name for name, stored in tensors.items()}, skipped)
+
+
+def _verify_linear(tensors: dict[str, Stored], name: str, shape: Shape) -> None:
+    """A linear is plain, FP8 in blocks of 128, or FP4 in groups of 32, two to a byte."""
+    out, inner = shape
+    dtype = tensors[f"{name}.weight"].dtype
+    if dtype in _PLAIN_DTYPES:
+        _require(tensors, f"{name}.weight", _PLAIN_DTYPES, shape)
+        return
+    packed = dtype in _FP4_DTYPES
+    _require(tensors, f"{name}.weight", (*_FP8_DTYPES, *_FP4_DTYPES), (out, inner // 2) if packed else shape)
+    scale = (out, inner // FP4_GROUP) if packed else (-(-out // FP8_BLOCK), -(-inner // FP8_BLOCK))
+    if f"{name}.scale" not in tensors:
+        raise ValueError(f"{tensors[f'{name}.weight'].file}: {name}.weight is {dtype} without {name}.scale")
+    _require(tensors, f"{name}.scale", _SCALE_DTYPES, scale)
+
+
+def _require(tensors: dict[str, Stored], name: str, dtypes: tuple[str, ...], shape: Shape) -> None:
+    stored = tensors[name]
+    if stored.shape != shape or stored.dtype not in dtypes:
+        raise ValueError(
+            f"{stored.file}: {name} must be {' or '.join(dtypes)} {list(shape)} by config.json, "
+            f"got {stored.dtype} {list(stored.shape)}; config.json and weights do not belong together"
+        )
 
 
 def _shards(directory: Path) -> list[Path]:
@@ -106,8 +170,8 @@ def _shards(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _header(path: Path) -> list[str]:
-    """Tensor names of a safetensors file, which must be as long as its header says."""
+def _header(path: Path) -> dict[str, Stored]:
+    """Tensors of a safetensors file, which must be as long as its header says."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -119,7 +183,7 @@ def _header(path: Path) -> list[str]:
     expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if size != expected:
         raise ValueError(f"{path} is truncated: {size} bytes where its header asks for {expected}; download it again")
-    return list(header)
+    return {name: Stored(path, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
 
 
 def _listed(names: set[str]) -> str:

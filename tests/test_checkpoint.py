@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dsv4_rocm.checkpoint import INDEX_FILE, verify_directory
-from dsv4_rocm.model_spec import ModelSpec
+from dsv4_rocm.checkpoint import INDEX_FILE, linear_shapes, plain_shapes, verify_directory
+from dsv4_rocm.model_spec import FLASH, PRO, ModelSpec
 from dsv4_rocm.testing.tiny_checkpoint import write_checkpoint
 from dsv4_rocm.testing.tiny_config import DEMO
 
@@ -36,6 +36,11 @@ def test_a_whole_checkpoint_passes(checkpoint: Path) -> None:
     index = json.loads((checkpoint / INDEX_FILE).read_text())
     assert files.tensors == index["weight_map"]
     assert all(name.startswith("mtp.") for name in files.skipped)
+
+
+@pytest.mark.parametrize(("spec", "count", "draft"), [(FLASH, 69_187, 1_575), (PRO, 145_116, 2_343)])
+def test_table_has_as_many_tensors_as_the_published_checkpoints(spec: ModelSpec, count: int, draft: int) -> None:
+    assert 2 * len(linear_shapes(spec)) + len(plain_shapes(spec)) + draft == count
 
 
 def test_biases_of_hash_layers_are_skipped_and_listed(checkpoint: Path) -> None:
@@ -74,4 +79,18 @@ def test_a_missing_tensor_is_named(checkpoint: Path) -> None:
     name = next(name for name in load_file(last) if name.startswith("layers.") and name.endswith(".attn_norm.weight"))
     change(checkpoint, drop=name)
     with pytest.raises(ValueError, match=f"lacks {name}"):
+        verify(checkpoint)
+
+
+def test_a_wrong_shape_is_named(checkpoint: Path) -> None:
+    change(checkpoint, add={"norm.weight": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"norm\.weight must be BF16 or .* \[256\] by config.json, got F32 \[3\]"):
+        verify(checkpoint)
+
+
+def test_a_wrong_scale_is_named(checkpoint: Path) -> None:
+    change(checkpoint, add={"layers.0.attn.wkv.scale": torch.zeros(4, 4)})
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.attn\.wkv\.scale must be .* \[4, 2\] by config.json, got F32 \[4, 4\]"
+    ):
         verify(checkpoint)

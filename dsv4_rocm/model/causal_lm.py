@@ -23,6 +23,7 @@ from dsv4_rocm.model.decoder_layer import DecoderLayer
 from dsv4_rocm.model.hyper_connections import HyperHead
 from dsv4_rocm.model.weights import load_weights
 from dsv4_rocm.model_spec import ModelSpec
+from dsv4_rocm.upstream import refuse
 
 logger = logging.getLogger(f"vllm.{__name__}")  # below vLLM's logger, so that its settings hold
 
@@ -129,4 +130,7 @@ class DeepseekV4ForCausalLM(nn.Module, SupportsPP):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a checkpoint by DeepSeek's tensor names; see `dsv4_rocm.model.weights`."""
-        return load_weights(self, weights, self.context)
+        try:
+            return load_weights(self, weights, self.context)
+        except ValueError as error:
+            refuse(str(error))

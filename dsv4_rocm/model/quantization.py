@@ -8,6 +8,8 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.platforms import current_platform
 
+from dsv4_rocm.upstream import refuse
+
 NAME = "dsv4_rocm_dequantized"
 _STORED_AS = ("fp8", "deepseek_v4_fp8")
 
@@ -37,8 +39,16 @@ class DequantizedConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        ours = getattr(hf_config, "model_type", None) == "deepseek_v4"
-        return NAME if ours and hf_quant_cfg.get("quant_method") in _STORED_AS else None
+        """vLLM asks every method whether a checkpoint is its own; a draft's configuration is asked for by our name."""
+        if getattr(hf_config, "model_type", None) != "deepseek_v4" and user_quant != NAME:
+            return None
+        if hf_quant_cfg.get("quant_method") not in _STORED_AS:
+            return None
+        if user_quant not in (None, NAME, *_STORED_AS):
+            refuse(
+                f"--quantization must be fp8 or left out for this checkpoint, which is stored in FP8, got {user_quant}"
+            )
+        return NAME
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> None:
         return None

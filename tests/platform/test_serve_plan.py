@@ -28,6 +28,7 @@ REFUSED = {
         ["--decode-context-parallel-size must be 1", "got 2"],
     ),
     "prefill-context-parallel": ({"prefill_context_parallel_size": 2}, ["--prefill-context-parallel-size", "got 2"]),
+    "quantization-awq-of-fp8": ({"quantization": "awq"}, ["--quantization must be fp8", "stored in FP8", "got awq"]),
     "quantization-int8": ({"quantization": "experts_int8"}, ["--quantization must be fp8", "got experts_int8"]),
     "quantization-of-plain": ({"quantization": "fp8"}, ["--quantization fp8 needs", "leave it out"]),
     "lora": ({"enable_lora": True}, ["--enable-lora", "leave it out"]),
@@ -107,7 +108,6 @@ def directories(checkpoint, spoil):
     }
     plain = spoil("plain", config=lambda values: values.pop("quantization_config"))
     made |= dict.fromkeys(("fp32-oracle", "fp32-weights-fp8-rows", "quantization-int8", "quantization-of-plain"), plain)
-    made |= dict.fromkeys(("speculation-mtp", "speculation-dspark"), plain)
     made["think-max"] = spoil("long", config=lambda values: values.update(max_position_embeddings=1 << 20))
     made["another-model"] = spoil("another-model", config=make_it_llama)
     shard = (checkpoint / second).read_bytes()
