@@ -25,7 +25,4 @@ class GroupMetadata:
 
 def step_metadata() -> dict[str, GroupMetadata] | None:
     """Metadata by cache name, or None in a profiling or warm-up run without requests."""
-    metadata = get_forward_context().attn_metadata
-    if isinstance(metadata, list):  # one element per micro-batch; the forward context is inside one of them
-        metadata = metadata[0]
-    return metadata or None
+    return get_forward_context().attn_metadata or None
