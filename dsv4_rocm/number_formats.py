@@ -97,6 +97,23 @@ def dequantize_mxfp4(packed: Tensor, scale: Tensor) -> Tensor:
     return value * e8m0_decode(scale.view(torch.uint8)).repeat_interleave(FP4_GROUP, -1)
 
 
+def hadamard(x: Tensor) -> Tensor:
+    """Orthonormal Walsh-Hadamard transform of the last dimension (a power of two), Sylvester order.
+
+    It is its own inverse and keeps dot products, but spreads outlier channels over all of them before rounding.
+    """
+    size = x.shape[-1]
+    flat = x
+    span = 1
+    while span < size:
+        pairs = flat.unflatten(-1, (-1, 2, span))
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        flat = torch.stack([first + second, first - second], -2).flatten(-3)
+        span *= 2
+    scaled: Tensor = flat * size**-0.5
+    return scaled
+
+
 def quantize_fp8_blocks(weight: Tensor, block: int = 128) -> tuple[Tensor, Tensor]:
     """Checkpoint FP8 linear: [out, in] -> float8_e4m3fn [out, in], e8m0 bytes [ceil(out / block), ceil(in / block)]."""
     rows, cols = (-(-n // block) for n in weight.shape)

@@ -1,9 +1,10 @@
 """CacheLayout: the one description of every cache's bytes. No byte number of a cache stands anywhere else."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from dsv4_rocm.model_spec import HEAD_DIM, INDEX_HEAD_DIM, ROPE_DIM, LayerKind
+from dsv4_rocm.number_formats import FP4_GROUP
 
 BLOCK_TOKENS = 256  # tokens per logical block of the compressed caches: 64 c4a entries or 2 c128a entries
 SWA_PAGE_TOKENS = 64
@@ -19,10 +20,11 @@ class Encoding(Enum):
     FP8 = "fp8"
     BF16 = "bf16"
     FP32 = "fp32"
+    MXFP4 = "mxfp4"  # index rows only
 
     @property
     def value_bytes(self) -> int:
-        return {Encoding.FP8: 1, Encoding.BF16: 2, Encoding.FP32: 4}[self]
+        return {Encoding.BF16: 2, Encoding.FP32: 4}[self]
 
 
 class TileOrder(Enum):
@@ -61,7 +63,7 @@ class CacheLayout:
         window: tokens kept per request, or None where everything is kept.
         padded_page_bytes: bytes of a page with its padding.
         order: order of the rows in a page.
-        rotated: whether a Hadamard rotation was applied to the values.
+        rotated: whether the stored values are the Hadamard transform of the keys; queries have to be, too.
     """
 
     kind: CacheKind
@@ -122,7 +124,7 @@ def _show(value: object) -> object:
 
 def _padded(num_bytes: int, encoding: Encoding) -> int:
     """Byte-encoded pools pad every page to the alignment; the wider encodings are for accuracy and stay unpadded."""
-    if encoding is not Encoding.FP8:
+    if encoding in (Encoding.BF16, Encoding.FP32):
         return num_bytes
     return -(-num_bytes // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
 
@@ -160,9 +162,11 @@ def _main_row(encoding: Encoding) -> tuple[int, int]:
 
 
 def _index_row(encoding: Encoding) -> tuple[int, int]:
-    """(data, scale) bytes of an index row. fp8: 128 e4m3 channels and one fp32 scale."""
+    """(data, scale) bytes of an index row. fp8: 128 e4m3, one fp32 scale. mxfp4: 64 pairs, four e8m0 scales."""
     if encoding is Encoding.FP8:
         return INDEX_HEAD_DIM, 4
+    if encoding is Encoding.MXFP4:
+        return INDEX_HEAD_DIM // 2, INDEX_HEAD_DIM // FP4_GROUP
     return INDEX_HEAD_DIM * encoding.value_bytes, 0
 
 
@@ -180,9 +184,10 @@ def entries_layout(kind: LayerKind, encoding: Encoding) -> CacheLayout:
 
 
 def index_layout(encoding: Encoding) -> CacheLayout:
-    """Index keys of a c4a layer: one row per 4 tokens."""
+    """Index keys of a c4a layer: one row per 4 tokens; mxfp4 rows are Hadamard-rotated."""
     row = _index_row(encoding)
-    return _layout(CacheKind.INDEX, encoding, INDEX_HEAD_DIM, row, (BLOCK_TOKENS, 4), None, encoding)
+    layout = _layout(CacheKind.INDEX, encoding, INDEX_HEAD_DIM, row, (BLOCK_TOKENS, 4), None, encoding)
+    return replace(layout, rotated=encoding is Encoding.MXFP4)
 
 
 def state_layout(kind: LayerKind, pool: Encoding, index: bool = False) -> CacheLayout:

@@ -5,7 +5,15 @@ from torch import Tensor
 
 from dsv4_rocm.cache.layout import FP8_GROUP, NOPE_DIM, CacheKind, CacheLayout, Encoding, TileOrder
 from dsv4_rocm.model_spec import ROPE_DIM
-from dsv4_rocm.number_formats import dequantize_fp8, e8m0_decode, e8m0_encode, quantize_fp8
+from dsv4_rocm.number_formats import (
+    dequantize_fp8,
+    dequantize_mxfp4,
+    e8m0_decode,
+    e8m0_encode,
+    hadamard,
+    quantize_fp8,
+    quantize_mxfp4,
+)
 
 
 def encode_rows(layout: CacheLayout, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,6 +27,10 @@ def encode_rows(layout: CacheLayout, values: Tensor) -> tuple[Tensor, Tensor]:
         data uint8 [n, data_bytes] and scales uint8 [n, scale_bytes].
     """
     n = values.shape[0]
+    if layout.rotated:
+        values = hadamard(values.float())
+    if layout.encoding is Encoding.MXFP4:
+        return quantize_mxfp4(values)
     if layout.encoding is not Encoding.FP8:
         dtype = torch.bfloat16 if layout.encoding is Encoding.BF16 else torch.float32
         return _bytes(values.to(dtype)), values.new_zeros(n, 0, dtype=torch.uint8)
@@ -34,7 +46,12 @@ def encode_rows(layout: CacheLayout, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode_rows(layout: CacheLayout, data: Tensor, scales: Tensor) -> Tensor:
-    """Inverse of `encode_rows`: uint8 [n, data_bytes], uint8 [n, scale_bytes] -> fp32 [n, channels]."""
+    """Bytes to values as they are stored, that is rotated where the layout says so.
+
+    uint8 [n, data_bytes], uint8 [n, scale_bytes] -> fp32 [n, channels].
+    """
+    if layout.encoding is Encoding.MXFP4:
+        return dequantize_mxfp4(data, scales)
     if layout.encoding is Encoding.FP32:
         return data.contiguous().view(torch.float32)
     if layout.encoding is Encoding.BF16:

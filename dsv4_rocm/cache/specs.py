@@ -59,6 +59,8 @@ def index_encoding(indexer_kv_dtype: str | None, rows: Encoding) -> Encoding:
     """Encoding of index rows; see `cache_encodings`."""
     if indexer_kv_dtype in (None, "auto") or indexer_kv_dtype == rows.value:
         return rows
+    if indexer_kv_dtype == "mxfp4" and rows is Encoding.FP8:
+        return Encoding.MXFP4
     raise ValueError(
         f"--attention-config indexer_kv_dtype={indexer_kv_dtype} is not available with {rows.value} rows; "
         f"leave it out or use {rows.value}"

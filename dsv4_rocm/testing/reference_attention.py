@@ -6,12 +6,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dsv4_rocm.number_formats import dequantize_fp8, quantize_fp8
+from dsv4_rocm.number_formats import dequantize_fp8, dequantize_mxfp4, quantize_fp8, quantize_mxfp4
 from dsv4_rocm.testing.reference_layers import Params, rms_norm, rotate, rotation_frequencies
 from dsv4_rocm.testing.tiny_config import TinyConfig
 
 NOPE_GROUP = 64
-CacheFormat = Literal["exact", "fp8"]
+CacheFormat = Literal["exact", "fp8", "fp8-mxfp4"]  # key rows, index rows where they differ
 
 
 @dataclass(slots=True)
@@ -42,6 +42,27 @@ def store_key(key: Tensor, rope_size: int, cache: CacheFormat) -> Tensor:
     nope = key[..., :-rope_size].bfloat16()
     stored = dequantize_fp8(*quantize_fp8(nope, NOPE_GROUP))
     return torch.cat([stored, key[..., -rope_size:].bfloat16().float()], -1).to(key.dtype)
+
+
+def index_key(row: Tensor, cache: CacheFormat) -> Tensor:
+    """An index key as it is scored: [..., 128] -> [..., 128]; mxfp4 keys are rotated, as `index_query` is."""
+    if cache == "fp8-mxfp4":
+        return dequantize_mxfp4(*quantize_mxfp4(_rotated(row))).to(row.dtype)
+    return store_index(row, cache)
+
+
+def index_query(row: Tensor, cache: CacheFormat) -> Tensor:
+    """An index query head as it is scored: [..., 128] -> [..., 128]."""
+    return store_index(_rotated(row), "fp8") if cache == "fp8-mxfp4" else store_index(row, cache)
+
+
+def _rotated(row: Tensor) -> Tensor:
+    """Times the orthonormal Hadamard matrix of Sylvester's order."""
+    butterfly = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=row.dtype) * 0.5**0.5
+    matrix = torch.ones(1, 1, dtype=row.dtype)
+    while matrix.shape[0] < row.shape[-1]:
+        matrix = torch.kron(butterfly, matrix)
+    return row @ matrix
 
 
 def store_index(row: Tensor, cache: CacheFormat) -> Tensor:
@@ -181,13 +202,13 @@ class Attention:
         query = rotate(params.linear("wq_b", latent).view(len(x), heads, width), position, self.frequencies)
         keys = self._compress("indexer", params.under("compressor"), x, position, cache)
         weight = params.linear("weights_proj", x) * (width**-0.5 * heads**-0.5)  # [tokens, heads]
-        score = torch.relu(torch.einsum("thd,ed->the", store_index(query, self.cache_format), keys))
+        score = torch.relu(torch.einsum("thd,ed->the", index_query(query, self.cache_format), keys))
         total: Tensor = (score * weight[..., None]).sum(1)
         return total  # [tokens, entries]
 
     def _compress(self, name: str, params: Params, x: Tensor, position: Tensor, cache: LayerCache) -> Tensor:
         state, closed = compress(self.config, x, int(position[0]), params, self.ratio, cache.states.get(name))
-        closed = store_index(closed, self.cache_format) if name == "indexer" else self._store(closed)
+        closed = index_key(closed, self.cache_format) if name == "indexer" else self._store(closed)
         state.entries = torch.cat([state.entries, closed])
         cache.states[name] = state
         return state.entries

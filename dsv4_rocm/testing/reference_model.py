@@ -25,7 +25,8 @@ class ReferenceModel:
     Args:
         config: the model.
         weights: by DeepSeek name, dequantized.
-        cache: "exact" keeps keys as computed; "fp8" rounds them as the 584-byte and 132-byte rows do.
+        cache: "exact" keeps keys as computed; "fp8" rounds them as the 584-byte and 132-byte rows do, "fp8-mxfp4" as
+            the 584-byte and 68-byte rows do.
         dtype: of all arithmetic, float32 or float64.
     """
 

@@ -15,6 +15,7 @@ LAYOUTS = {
     "c4a": (entries_layout(LayerKind.C4A, Encoding.FP8), 64, 584, 37_376, 37_440),
     "c128a": (entries_layout(LayerKind.C128A, Encoding.FP8), 2, 584, 1_168, 1_728),
     "index": (index_layout(Encoding.FP8), 64, 132, 8_448, 8_640),
+    "index-mxfp4": (index_layout(Encoding.MXFP4), 64, 68, 4_352, 4_608),
     "c4a-state": (state_layout(LayerKind.C4A, Encoding.FP8), 4, 8_192, 32_768, 32_832),
     "c128a-state": (state_layout(LayerKind.C128A, Encoding.FP8), 8, 4_096, 32_768, 32_832),
     "index-state": (state_layout(LayerKind.C4A, Encoding.FP8, index=True), 4, 2_048, 8_192, 8_640),

@@ -8,8 +8,8 @@ import torch
 from dsv4_rocm.testing.engine import EngineRun, engine_arguments, run_engine
 from dsv4_rocm.testing.reference_model import ReferenceModel
 from dsv4_rocm.testing.situations import prompt
-from dsv4_rocm.testing.tiny_checkpoint import write_checkpoint
-from dsv4_rocm.testing.tiny_config import DEMO
+from dsv4_rocm.testing.tiny_checkpoint import load_dequantized, write_checkpoint
+from dsv4_rocm.testing.tiny_config import DEMO, read_config
 
 pytestmark = pytest.mark.engine
 
@@ -39,6 +39,16 @@ def test_base_checkpoint_equals_the_reference(tmp_path: Path) -> None:
     engine = run(tmp_path / "base", tmp_path)
     assert "fp32 key rows" in engine.log
     assert distances(ReferenceModel.from_checkpoint(tmp_path / "base"), engine).max() <= 1e-4
+
+
+def test_mxfp4_index_rows_round_as_the_reference(tmp_path: Path, oracle_checkpoint: Path) -> None:
+    """Closer to the reference with such index rows than to the one with fp8 index rows: selection differs."""
+    flags = {"kv_cache_dtype": "fp8", "attention_config": {"indexer_kv_dtype": "mxfp4"}}
+    engine = run(oracle_checkpoint, tmp_path, **flags)
+    assert "mxfp4 index rows" in engine.log
+    config, weights = read_config(oracle_checkpoint), load_dequantized(oracle_checkpoint)
+    mxfp4, fp8 = (ReferenceModel(config, weights, cache, torch.float64) for cache in ("fp8-mxfp4", "fp8"))
+    assert distances(mxfp4, engine).mean() <= 0.5 * distances(fp8, engine).mean()
 
 
 def test_bfloat16_rows_are_close(tmp_path: Path, oracle_checkpoint: Path) -> None:

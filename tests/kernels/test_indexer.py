@@ -1,5 +1,7 @@
 """indexer_query and indexer_select: scores, visibility, ties, and the boundary where selection begins."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from dsv4_rocm.kernels.indexer_query.reference import indexer_query
 from dsv4_rocm.kernels.indexer_select.reference import indexer_select, top_entries
 from dsv4_rocm.kernels.rotary import rotary_frequencies, rotate
 from dsv4_rocm.model_spec import FLASH, LayerKind
-from dsv4_rocm.number_formats import e4m3_decode
+from dsv4_rocm.number_formats import dequantize_mxfp4, e4m3_decode, hadamard, quantize_mxfp4
 
 FREQUENCIES = rotary_frequencies(FLASH, LayerKind.C4A)
 HEADS = 16
@@ -31,7 +33,7 @@ def index_query(batch, encoding: Encoding) -> IndexQuery:
     return indexer_query(query, weights, batch.positions, FREQUENCIES, index_layout(encoding))
 
 
-@pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.FP8])
+@pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.FP8, Encoding.MXFP4])
 def test_query_keeps_its_value(make_batch, encoding: Encoding) -> None:
     """Values times folded weights are the rotated query times its weight, up to rounding."""
     batch = make_batch((1000, 6))
@@ -39,19 +41,22 @@ def test_query_keeps_its_value(make_batch, encoding: Encoding) -> None:
     raw = torch.randn(6, HEADS, 128, generator=generator)
     weights = torch.randn(6, HEADS, generator=generator)
     query = index_query(batch, encoding)
-    values = e4m3_decode(query.values) if encoding is Encoding.FP8 else query.values
-    expected = rotate(raw, batch.positions, FREQUENCIES) * weights[..., None] / (128**0.5 * HEADS**0.5)
-    step = 2.0**-4 if encoding is Encoding.FP8 else 1e-6
-    smallest = (weights.abs() * 2.0**-8)[..., None] if encoding is Encoding.FP8 else 1e-6
+    quantized = encoding is not Encoding.FP32
+    values = e4m3_decode(query.values) if quantized else query.values
+    turned = rotate(raw, batch.positions, FREQUENCIES)
+    turned = hadamard(turned) if encoding is Encoding.MXFP4 else turned
+    expected = turned * weights[..., None] / (128**0.5 * HEADS**0.5)
+    step = 2.0**-4 if quantized else 1e-6
+    smallest = (weights.abs() * 2.0**-8)[..., None] if quantized else 1e-6
     assert ((values * query.weights[..., None] - expected).abs() <= expected.abs() * step + smallest).all()
 
 
-@pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.FP8])
+@pytest.mark.parametrize("encoding", [Encoding.FP32, Encoding.FP8, Encoding.MXFP4])
 def test_selects_the_best_visible_entries(make_cache, make_batch, encoding: Encoding) -> None:
     batch = make_batch((0, 40), (395, 5), (0, 3))
     cache, query, top_k = index_cache(make_cache, 100, encoding, requests=3), index_query(batch, encoding), 8
     selected = indexer_select(query, batch, cache.at(batch), top_k)
-    values = (e4m3_decode(query.values) if encoding is Encoding.FP8 else query.values).double()
+    values = (query.values if encoding is Encoding.FP32 else e4m3_decode(query.values)).double()
     for t in range(batch.num_tokens):
         visible = (int(batch.positions[t]) + 1) // 4
         keys = read_rows(cache.layout, cache.pages, cache.rows(int(batch.request[t]), torch.arange(visible))).double()
@@ -90,3 +95,29 @@ def test_poisoned_blocks_do_not_matter(make_cache, make_batch) -> None:
     batch.positions[2] = -1
     cache = index_cache(make_cache, 4, Encoding.FP8)
     assert (indexer_select(index_query(batch, Encoding.FP8), batch, cache.at(batch), 4) == -1).all()
+
+
+def recall(outliers: int, rotated: bool) -> float:
+    """Share of the fp32 top 512 of 4,096 random keys that mxfp4 keys keep, queries exact."""
+    generator = torch.Generator().manual_seed(outliers)
+    keys, query = torch.randn(4096, 128, generator=generator), torch.randn(HEADS, 128, generator=generator)
+    weights = torch.rand(HEADS, 1, generator=generator)
+    if outliers:
+        keys[:, torch.randperm(128, generator=generator)[:outliers]] *= 10
+    turned = hadamard(keys) if rotated else keys
+    stored = dequantize_mxfp4(*quantize_mxfp4(turned))
+    stored = hadamard(stored) if rotated else stored
+
+    def best(keys: torch.Tensor) -> set[int]:
+        return set((torch.relu(query @ keys.T) * weights).sum(0).topk(512).indices.tolist())
+
+    return len(best(keys) & best(stored)) / 512
+
+
+def test_rotation_pays_where_channels_stick_out(record_property: Callable[[str, object], None]) -> None:
+    found = {(n, rotated): recall(n, rotated) for n in (0, 8) for rotated in (False, True)}
+    for (outliers, rotated), share in found.items():
+        record_property(f"recall, {outliers} outlier channels, {'rotated' if rotated else 'plain'}", round(share, 3))
+    assert found[8, True] > found[8, False] + 0.03
+    assert abs(found[0, True] - found[0, False]) < 0.03
+    assert min(found.values()) > 0.8

@@ -12,7 +12,8 @@ class IndexQuery(NamedTuple):
     """Index queries as `indexer_select` takes them.
 
     Attributes:
-        values: [tokens, index_heads, 128]; e4m3 bytes (uint8) for fp8 index rows, else float in the query's dtype.
+        values: [tokens, index_heads, 128]; e4m3 bytes (uint8) for fp8 and mxfp4 index rows, else float in the query's
+            dtype; rotated where the index rows are.
         weights: fp32 [tokens, index_heads], head weights with the query scales folded in; may be negative.
     """
 
@@ -26,9 +27,10 @@ class IndexerQuery(Protocol):
     ) -> IndexQuery:
         """Prepare index queries for the encoding of the index rows.
 
-        `q_{t,h} <- rope_t(q_{t,h})`; for fp8 rows each head is quantized with one power-of-two scale, which moves into
-        its weight: `w_{t,h} * 128^(-1/2) * heads^(-1/2) * scale_{t,h}`. That keeps every score, since a scale is
-        positive and passes through the ReLU.
+        `q_{t,h} <- rope_t(q_{t,h})`, then its Hadamard transform where the rows are rotated. For fp8 and mxfp4 rows
+        each head is quantized to e4m3 with one power-of-two scale, which moves into its weight:
+        `w_{t,h} * 128^(-1/2) * heads^(-1/2) * scale_{t,h}`. That keeps every score, since a scale is positive and
+        passes through the ReLU.
 
         Args:
             query: [tokens, index_heads, 128], output of the indexer's wq_b.

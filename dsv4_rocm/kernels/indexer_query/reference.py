@@ -5,7 +5,7 @@ from torch import Tensor
 from dsv4_rocm.cache.layout import CacheLayout, Encoding
 from dsv4_rocm.kernels.indexer_query.op import IndexQuery
 from dsv4_rocm.kernels.rotary import rotate
-from dsv4_rocm.number_formats import quantize_fp8
+from dsv4_rocm.number_formats import hadamard, quantize_fp8
 
 
 def indexer_query(
@@ -14,8 +14,10 @@ def indexer_query(
     """See `op.IndexerQuery`."""
     heads, width = query.shape[1:]
     rotated = rotate(query.float(), positions, frequencies)
+    if index.rotated:
+        rotated = hadamard(rotated)
     scaled = weights.float() * (width**-0.5 * heads**-0.5)
-    if index.encoding is not Encoding.FP8:
+    if index.encoding not in (Encoding.FP8, Encoding.MXFP4):
         return IndexQuery(rotated.to(query.dtype), scaled)
     values, scale = quantize_fp8(rotated, width)
     return IndexQuery(values, scaled * scale[..., 0])

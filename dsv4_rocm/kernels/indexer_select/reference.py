@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch, row_slots
-from dsv4_rocm.cache.layout import Encoding
 from dsv4_rocm.cache.rows import read_rows
 from dsv4_rocm.kernels.indexer_query.op import IndexQuery
 from dsv4_rocm.number_formats import e4m3_decode
@@ -14,7 +13,8 @@ TILE_TOKENS = 128
 
 def indexer_select(query: IndexQuery, batch: TokenBatch, index: PagedCache, top_k: int) -> Tensor:
     """See `op.IndexerSelect`."""
-    values = e4m3_decode(query.values) if index.layout.encoding is Encoding.FP8 else query.values.float()
+    quantized = query.values.dtype is torch.uint8
+    values = e4m3_decode(query.values) if quantized else query.values.float()
     ratio = index.layout.tokens_per_row
     selected = torch.full((batch.num_tokens, top_k), -1, dtype=torch.int32, device=values.device)
     for request, start, end in batch.spans():
