@@ -137,11 +137,12 @@ def as_json(report: DoctorReport) -> str:
 
 
 def _op_choices(serving: arch.GpuArch) -> Iterator[OpChoice]:
+    from dsv4_rocm.cache.specs import SERVED
     from dsv4_rocm.kernels import selection
 
     for op in selection.OPS:
         try:
-            choice = selection.choose(op, serving)
+            choice = selection.choose(op, serving, SERVED)
         except Exception as error:
             yield OpChoice(op, None, {"error": str(error)})
         else:

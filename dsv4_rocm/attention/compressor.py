@@ -28,7 +28,7 @@ class Compressor(nn.Module):
         self.norm = RMSNorm(width, eps)
         self.state = CacheModule(state, f"{prefix}.state")
         self._entries = (entries,)  # in a tuple: it is registered where it belongs, not here
-        self._compress_insert: CompressInsert = choose("compress_insert", context.arch).chosen.load()
+        self._compress_insert: CompressInsert = choose("compress_insert", context.arch, context.encodings).chosen.load()
 
     def forward(self, hidden: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]) -> None:
         """[tokens, hidden]: store the tokens' state and write the entries that they close."""

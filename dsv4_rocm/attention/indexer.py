@@ -27,8 +27,8 @@ class Indexer(nn.Module):
         self.keys = CacheModule(caches["indexer.keys"], f"{prefix}.keys")
         state = caches["indexer.compressor.state"]
         self.compressor = Compressor(context, LayerKind.C4A, self.keys, state, f"{prefix}.compressor")
-        self._indexer_query: IndexerQuery = choose("indexer_query", context.arch).chosen.load()
-        self._indexer_select: IndexerSelect = choose("indexer_select", context.arch).chosen.load()
+        self._indexer_query: IndexerQuery = choose("indexer_query", context.arch, context.encodings).chosen.load()
+        self._indexer_select: IndexerSelect = choose("indexer_select", context.arch, context.encodings).chosen.load()
 
     def forward(self, hidden: Tensor, latent: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]) -> Tensor:
         """Update the keys with the tokens of this step, then select.

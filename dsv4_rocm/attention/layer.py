@@ -49,9 +49,13 @@ class Attention(nn.Module):
 
         # Kept out of the state dict and of the model's dtype: angles need fp32.
         self._frequencies = rotary_frequencies(spec, kind)
-        self._qnorm_rope_insert: QnormRopeInsert = choose("qnorm_rope_insert", context.arch).chosen.load()
-        self._sparse_attention: SparseAttention = choose("sparse_attention", context.arch).chosen.load()
-        self._inv_rope_quant: InvRopeQuant = choose("inv_rope_quant", context.arch).chosen.load()
+        self._qnorm_rope_insert: QnormRopeInsert = choose(
+            "qnorm_rope_insert", context.arch, context.encodings
+        ).chosen.load()
+        self._sparse_attention: SparseAttention = choose(
+            "sparse_attention", context.arch, context.encodings
+        ).chosen.load()
+        self._inv_rope_quant: InvRopeQuant = choose("inv_rope_quant", context.arch, context.encodings).chosen.load()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]; rows past the step's tokens are padding and come out as zero."""

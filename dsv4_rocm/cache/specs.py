@@ -27,6 +27,9 @@ class CacheEncodings:
     index: Encoding
 
 
+SERVED = CacheEncodings(Encoding.FP8, Encoding.FP8)  # what a server uses unless its flags say otherwise
+
+
 def cache_encodings(cache_dtype: str, indexer_kv_dtype: str | None, model_dtype: torch.dtype) -> CacheEncodings:
     """Encodings that the serve flags ask for.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dsv4_rocm import envs
 from dsv4_rocm.arch import GpuArch
+from dsv4_rocm.cache.specs import CacheEncodings
 
 logger = logging.getLogger(f"vllm.{__name__}")  # below vLLM's logger, so that its settings hold
 
@@ -30,12 +31,12 @@ class Implementation:
     Attributes:
         name: what `DSV4_ROCM_IMPL_<OP>` calls it.
         target: `module:function`, imported when chosen.
-        refuses: why it cannot serve an architecture, or None when it can.
+        refuses: why it cannot serve an architecture with some cache encodings, or None when it can.
     """
 
     name: str
     target: str
-    refuses: Callable[[GpuArch], str | None]
+    refuses: Callable[[GpuArch, CacheEncodings], str | None]
 
     def load(self) -> Callable[..., Any]:
         module, function = self.target.split(":")
@@ -62,8 +63,8 @@ def implementations(op: str) -> tuple[Implementation, ...]:
     return found
 
 
-def choose(op: str, arch: GpuArch) -> Choice:
-    """Pick the first implementation that can serve `arch`.
+def choose(op: str, arch: GpuArch, encodings: CacheEncodings) -> Choice:
+    """Pick the first implementation that can serve `arch` with caches in these encodings.
 
     `DSV4_ROCM_IMPL_<OP>` forces one; a forced implementation never falls back.
 
@@ -81,7 +82,7 @@ def choose(op: str, arch: GpuArch) -> Choice:
         available = tuple(implementation for implementation in available if implementation.name == forced)
     rejected: dict[str, str] = {}
     for implementation in available:
-        reason = implementation.refuses(arch)
+        reason = implementation.refuses(arch, encodings)
         if reason is None:
             return Choice(op, implementation, rejected)
         rejected[implementation.name] = reason
@@ -89,9 +90,9 @@ def choose(op: str, arch: GpuArch) -> Choice:
     raise ValueError(f"no implementation of {op} can serve {arch.name}: {reasons}")
 
 
-def table(arch: GpuArch) -> list[Choice]:
+def table(arch: GpuArch, encodings: CacheEncodings) -> list[Choice]:
     """The choice for every op, in the order of the data flow."""
-    return [choose(op, arch) for op in OPS]
+    return [choose(op, arch, encodings) for op in OPS]
 
 
 def render_table(choices: list[Choice]) -> str:
@@ -104,11 +105,11 @@ def render_table(choices: list[Choice]) -> str:
 
 
 @cache
-def log_table(arch: GpuArch) -> None:
+def log_table(arch: GpuArch, encodings: CacheEncodings) -> None:
     """Print the table of choices, once per process."""
-    logger.info("dsv4_rocm ops on %s:\n%s", arch.name, render_table(table(arch)))
+    logger.info("dsv4_rocm ops on %s:\n%s", arch.name, render_table(table(arch, encodings)))
 
 
-def always(_: GpuArch) -> None:
-    """The reference serves every architecture."""
+def always(_arch: GpuArch, _encodings: CacheEncodings) -> None:
+    """The reference serves everything."""
     return

@@ -93,7 +93,7 @@ class DeepseekV4ForCausalLM(nn.Module, SupportsPP):
         self.config = vllm_config.model_config.hf_config
         self.context = layer_context(vllm_config)
         spec = self.context.spec
-        log_table(self.context.arch)
+        log_table(self.context.arch, self.context.encodings)
         self.model = DeepseekV4Model(self.context, maybe_prefix(prefix, "model"))
         self.lm_head: nn.Module = PPMissingLayer()
         if get_pp_group().is_last_rank:

@@ -3,10 +3,11 @@
 import pytest
 
 from dsv4_rocm.arch import GFX942, HOST
+from dsv4_rocm.cache.specs import SERVED
 from dsv4_rocm.kernels import selection
 from dsv4_rocm.kernels.selection import Implementation, always, choose, implementations, render_table, table
 
-FAST = Implementation("fast", "math:sqrt", lambda arch: None if arch is GFX942 else "needs gfx942")
+FAST = Implementation("fast", "math:sqrt", lambda arch, _: None if arch is GFX942 else "needs gfx942")
 SLOW = Implementation("reference", "math:sqrt", always)
 
 
@@ -17,8 +18,8 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two")
 def test_the_first_that_can_serve_is_chosen() -> None:
-    assert choose("sparse_attention", GFX942).chosen is FAST
-    choice = choose("sparse_attention", HOST)
+    assert choose("sparse_attention", GFX942, SERVED).chosen is FAST
+    choice = choose("sparse_attention", HOST, SERVED)
     assert choice.chosen is SLOW
     assert choice.rejected == {"fast": "needs gfx942"}
     assert render_table([choice]) == "  sparse_attention   reference  (not fast: needs gfx942)"
@@ -28,19 +29,19 @@ def test_the_first_that_can_serve_is_chosen() -> None:
 def test_a_forced_implementation_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSV4_ROCM_IMPL_SPARSE_ATTENTION", "fast")
     with pytest.raises(ValueError, match="no implementation of sparse_attention can serve host: fast: needs gfx942"):
-        choose("sparse_attention", HOST)
-    assert choose("sparse_attention", GFX942).chosen is FAST
+        choose("sparse_attention", HOST, SERVED)
+    assert choose("sparse_attention", GFX942, SERVED).chosen is FAST
 
 
 @pytest.mark.usefixtures("two")
 def test_an_unknown_name_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSV4_ROCM_IMPL_SPARSE_ATTENTION", "fsat")
     with pytest.raises(ValueError, match=r"IMPL_SPARSE_ATTENTION=fsat names no .*; known: fast, reference"):
-        choose("sparse_attention", HOST)
+        choose("sparse_attention", HOST, SERVED)
 
 
 def test_every_op_has_a_reference_that_loads() -> None:
-    for choice in table(HOST):
+    for choice in table(HOST, SERVED):
         assert choice.chosen.name == "reference"
         assert choice.chosen.load().__name__ == choice.op
         assert implementations(choice.op)[-1].name == "reference"
