@@ -1,0 +1,1 @@
+"""Installed test helpers: tiny checkpoints, oracles, inputs, the CDNA emulator."""
