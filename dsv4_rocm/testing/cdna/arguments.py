@@ -113,5 +113,7 @@ def pack(
     hidden = hidden_values(grid, block)
     for argument in info.arguments:
         if argument.kind in hidden:
-            out[argument.offset : argument.offset + argument.size] = hidden[argument.kind].to_bytes(argument.size, "little")
+            out[argument.offset : argument.offset + argument.size] = hidden[argument.kind].to_bytes(
+                argument.size, "little"
+            )
     return bytes(out)

@@ -23,9 +23,7 @@ _MODIFIER = re.compile(
     r"|quad_perm|row_shl|row_shr|row_ror|row_bcast|row_newbcast|row_mask|bank_mask|bound_ctrl|wave_shl|wave_rol|wave_shr"
     r"|wave_ror|fmt|mul|div|byte_sel|matrix_a_fmt|matrix_b_fmt):(\[[^\]]*\]|\S+)$"
 )
-_FLAGS = frozenset(
-    "off offen idxen lds glc slc sc0 sc1 nt gds clamp row_mirror row_half_mirror tfe scc".split()
-)
+_FLAGS = frozenset(["off", "offen", "idxen", "lds", "glc", "slc", "sc0", "sc1", "nt", "gds", "clamp", "row_mirror", "row_half_mirror", "tfe", "scc"])
 _TOKEN = re.compile(r"\w+:\[[^\]]*\]|\S+\[[^\]]*\]|hwreg\([^)]*\)|gpr_idx\([^)]*\)|\S+")
 _MNEMONIC = re.compile(r"^([a-z]\w*)\s*(.*)$")
 

@@ -24,5 +24,7 @@ class Checks:
         chosen = NAMES if names == "all" else () if names == "none" else tuple(n.strip() for n in names.split(","))
         unknown = set(chosen) - set(NAMES)
         if unknown:
-            raise ValueError(f"checks must be all, none or some of {', '.join(NAMES)}; got {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"checks must be all, none or some of {', '.join(NAMES)}; got {', '.join(sorted(unknown))}"
+            )
         return cls(**{name: name in chosen for name in NAMES})

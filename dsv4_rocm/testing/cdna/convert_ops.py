@@ -8,8 +8,7 @@ import numpy as np
 
 from dsv4_rocm.testing.cdna import sources
 from dsv4_rocm.testing.cdna.assembly import Instruction, Run
-from dsv4_rocm.testing.cdna.formats import F16, F32, F64, M32, U16, U32, Array, bf16_round, exponent_field
-from dsv4_rocm.testing.cdna.formats import small_float
+from dsv4_rocm.testing.cdna.formats import F16, F32, F64, M32, U16, U32, Array, bf16_round, exponent_field, small_float
 from dsv4_rocm.testing.cdna.sources import Source, broadcast
 from dsv4_rocm.testing.cdna.vector_table import half_bits
 from dsv4_rocm.testing.cdna.waves import Group

@@ -127,7 +127,9 @@ class Device:
         buffers = Buffers(arena)
         kernarg = pack(info, args, buffers, grid, block, kinds, frozenset(self._undefined))
         self._undefined.clear()
-        launch = executor.Launch(code, arena, grid, block, kernarg, lds_bytes, self.checks, self.schedule, self.max_steps)
+        launch = executor.Launch(
+            code, arena, grid, block, kernarg, lds_bytes, self.checks, self.schedule, self.max_steps
+        )
         self.last = launch
         self.stats = executor.run(launch)
         buffers.write_back()

@@ -32,7 +32,14 @@ def _open(arch: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]:
         getattr(llvm, f"LLVMInitializeAMDGPU{part}")()
     create = llvm.LLVMCreateDisasmCPU
     create.restype = ctypes.c_void_p
-    create.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    create.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
     step = llvm.LLVMDisasmInstruction
     step.restype = ctypes.c_size_t
     pointer, number = ctypes.c_void_p, ctypes.c_uint64
@@ -53,7 +60,9 @@ def disassemble(code: bytes, label: str, arch: str) -> str:
     at = 0
     try:
         while at < len(code):
-            size = llvm.LLVMDisasmInstruction(handle, code[at : at + 64], min(64, len(code) - at), at, buffer, _LINE_BYTES)
+            size = llvm.LLVMDisasmInstruction(
+                handle, code[at : at + 64], min(64, len(code) - at), at, buffer, _LINE_BYTES
+            )
             if not size:
                 raise EmulationError(f"undecodable instruction at offset {at:#x} of {label}")
             text = buffer.value.decode().strip()

@@ -151,7 +151,7 @@ def annotate(ins: Instruction) -> None:
         _vector_effects(ins, reads, writes)
     elif "d16" in ins.op and count:
         reads |= registers(ins.parsed[0])
-    if ins.family == "lds" and "addtid" in ins.op or is_load_to_lds(ins):
+    if (ins.family == "lds" and "addtid" in ins.op) or is_load_to_lds(ins):
         reads.add(S_BASE + M0)
     ins.reads, ins.writes = frozenset(reads), frozenset(writes)
     ins.touch = ins.reads | ins.writes

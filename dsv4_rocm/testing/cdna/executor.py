@@ -215,7 +215,8 @@ class Executor:
             raise EmulationError(f"{self.launch.max_steps} steps reached at {block.body or block.last} (endless loop?)")
         self.block_counts[block.start] = self.block_counts.get(block.start, 0) + g.count
         try:
-            g.tracks = tuple({self.program.scoreboard.run(block.start, block.stop, t) for t in g.tracks})
+            track = self.program.scoreboard.run
+            g.track = g.each(lambda state: track(block.start, block.stop, state), g.track)
         except Finding as error:
             raise located(error, self._who(g), "") from None
         self._body(g, block)

@@ -53,9 +53,7 @@ class SmallFloat:
         step = finite[-1] - finite[-2]
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "max_code", top)
-        object.__setattr__(
-            self, "middles", np.concatenate([(finite[1:] + finite[:-1]) / 2, [finite[-1] + step / 2]])
-        )
+        object.__setattr__(self, "middles", np.concatenate([(finite[1:] + finite[:-1]) / 2, [finite[-1] + step / 2]]))
 
     @property
     def count(self) -> int:

@@ -16,7 +16,7 @@ from dsv4_rocm.testing.cdna.waves import S_BASE
 
 Need = tuple[int, str]
 NOTHING: Need = (0, "")
-MEMORY = frozenset("global flat buffer scratch".split())
+MEMORY = frozenset(["global", "flat", "buffer", "scratch"])
 _EXEC = frozenset({S_BASE + EXEC, S_BASE + EXEC + 1})
 _VCC = frozenset({S_BASE + VCC, S_BASE + VCC + 1})
 _LANE_ACCESS = ("v_readlane_", "v_readfirstlane_", "v_writelane_")

@@ -118,12 +118,16 @@ class Arena:
         if bad.any():
             k = int(np.flatnonzero(bad)[0])
             lane = int(lanes[k]) if lanes is not None else k
-            raise Finding("bounds", f"global {what} of {nbytes} bytes at {int(address[k]):#x} is outside every buffer", lane)
+            raise Finding(
+                "bounds", f"global {what} of {nbytes} bytes at {int(address[k]):#x} is outside every buffer", lane
+            )
         unit = min(nbytes, 4)
         if unit > 1 and int(np.bitwise_or.reduce(offset)) & (unit - 1):
             k = int(np.flatnonzero(offset & (unit - 1))[0])
             lane = int(lanes[k]) if lanes is not None else k
-            raise Finding("alignment", f"global {what} of {nbytes} bytes at {int(address[k]):#x} is not {unit}-byte aligned", lane)
+            raise Finding(
+                "alignment", f"global {what} of {nbytes} bytes at {int(address[k]):#x} is not {unit}-byte aligned", lane
+            )
         return offset
 
     def load(self, offset: Array, nbytes: int) -> Array:

@@ -85,7 +85,9 @@ def _packed_half(ins: Instruction, operation: str, kind: str) -> Run:
         "lshrrev": "v_lshrrev_b16",
         "ashrrev": "v_ashrrev_i16",
     }
-    op = HALF_OPS[table.get(operation, f"v_{operation}_{'u16' if kind == 'i16' and operation in ('add', 'sub') else kind}")]
+    op = HALF_OPS[
+        table.get(operation, f"v_{operation}_{'u16' if kind == 'i16' and operation in ('add', 'sub') else kind}")
+    ]
 
     def source(k: int, high: int, negated: int) -> Source:
         raw = sources.half(ins.parsed[1 + k], high)

@@ -15,8 +15,7 @@ from dsv4_rocm.testing.cdna.waves import Group, Scalar
 
 Read = Callable[[Group], Scalar]
 IGNORED = frozenset(
-    "s_nop s_waitcnt s_setprio s_sleep s_icache_inv s_dcache_wb s_dcache_inv s_inst_prefetch s_ttracedata s_wakeup"
-    " s_sethalt s_incperflevel s_decperflevel s_clause s_code_end".split()
+    ["s_nop", "s_waitcnt", "s_setprio", "s_sleep", "s_icache_inv", "s_dcache_wb", "s_dcache_inv", "s_inst_prefetch", "s_ttracedata", "s_wakeup", "s_sethalt", "s_incperflevel", "s_decperflevel", "s_clause", "s_code_end"]
 )
 COMPARE = {
     "eq": operator.eq,

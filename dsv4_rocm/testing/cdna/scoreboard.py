@@ -49,7 +49,7 @@ def counters(ins: Instruction) -> tuple[bool, bool]:
 
 def results(ins: Instruction) -> frozenset[int]:
     """Registers a pending operation will still write."""
-    if "_store_" in ins.op or "_atomic_" in ins.op and not returns_value(ins):
+    if "_store_" in ins.op or ("_atomic_" in ins.op and not returns_value(ins)):
         return frozenset()
     return ins.writes
 
@@ -63,6 +63,9 @@ class Scoreboard:
         self.states: list[State] = [State()]
         self.ids: dict[State, int] = {State(): 0}
         self.memo: dict[tuple[int, int, int], int] = {}
+        # register sets as bit masks: the common case is that nothing pending is touched
+        self.touched = [sum(1 << r for r in ins.touch) for ins in instructions]
+        self.written = [sum(1 << r for r in results(ins)) for ins in instructions]
         self.needs: dict[tuple[int, int], hazards.Need] = {}
 
     def run(self, start: int, stop: int, state: int) -> int:
@@ -70,30 +73,44 @@ class Scoreboard:
         key = (start, stop, state)
         found = self.memo.get(key)
         if found is None:
-            now = self.states[state]
-            for index in range(start, stop):
-                now = self._step(now, self.instructions[index])
+            now = self._walk(start, stop, self.states[state])
             found = self.ids.setdefault(now, len(self.states))
             if found == len(self.states):
                 self.states.append(now)
             self.memo[key] = found
         return found
 
-    def _step(self, state: State, ins: Instruction) -> State:
-        recent = self._hazards(state.recent, ins) if self.hazard else ()
-        vector, local = state.vector, state.local
-        if self.waits:
-            self._pending(state, ins)
+    def _walk(self, start: int, stop: int, state: State) -> State:
+        vector, local, recent = state.vector, state.local, state.recent
+        pending = self._union(vector, local)
+        for index in range(start, stop):
+            ins = self.instructions[index]
+            if self.hazard:
+                recent = self._hazards(recent, ins)
+            if not self.waits:
+                continue
+            if pending & self.touched[index] or ins.op == "s_barrier":
+                self._pending(vector, local, ins)
             if ins.op == "s_waitcnt":
                 limits = wait_counts(ins)
                 vector = self._retire(vector, limits.get("vmcnt"), "flat")
                 local = self._retire(local, limits.get("lgkmcnt"), "smem")
+                pending = self._union(vector, local)
             in_vector, in_local = counters(ins)
             if in_vector:
-                vector = (*vector, ins.index)[-VM_MAX:]
+                vector = (*vector, index)[-VM_MAX:]
             if in_local:
-                local = (*local, ins.index)
+                local = (*local, index)
+            if in_vector or in_local:
+                pending |= self.written[index]
         return State(vector, local, recent)
+
+    def _union(self, *queues: tuple[int, ...]) -> int:
+        out = 0
+        for queue in queues:
+            for index in queue:
+                out |= self.written[index]
+        return out
 
     def _retire(self, pending: tuple[int, ...], limit: int | None, unordered: str) -> tuple[int, ...]:
         if limit is None or limit >= len(pending):
@@ -106,8 +123,8 @@ class Scoreboard:
             return pending
         return pending[len(pending) - limit :]
 
-    def _pending(self, state: State, ins: Instruction) -> None:
-        for queue, counter in ((state.vector, "vmcnt"), (state.local, "lgkmcnt")):
+    def _pending(self, vector: tuple[int, ...], local: tuple[int, ...], ins: Instruction) -> None:
+        for queue, counter in ((vector, "vmcnt"), (local, "lgkmcnt")):
             for index in queue:
                 earlier = self.instructions[index]
                 if ins.op == "s_barrier" and earlier.op.startswith(("ds_write", "ds_add", "ds_max", "ds_min", "ds_or")):
@@ -146,4 +163,3 @@ class Scoreboard:
         if hazards.horizon(ins):
             kept.append((ins.index, 0))
         return tuple(kept)
-

@@ -23,7 +23,9 @@ class Scratch:
         bad = (address < 0) | (address + nbytes > self.size)
         if bad.any():
             k = int(np.flatnonzero(bad)[0])
-            text = f"scratch {what} of {nbytes} bytes at {int(address[k]):#x} is outside the {self.size} bytes of a lane"
+            text = (
+                f"scratch {what} of {nbytes} bytes at {int(address[k]):#x} is outside the {self.size} bytes of a lane"
+            )
             raise Finding("bounds", text, int(lanes[k]))
         return address + lanes * self.pitch
 

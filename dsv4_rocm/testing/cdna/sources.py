@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dsv4_rocm.testing.cdna.errors import EmulationError
-from dsv4_rocm.testing.cdna.formats import F32, F64, I32, M32, U16, U32, U64, F16, Array
+from dsv4_rocm.testing.cdna.formats import F16, F32, F64, I32, M32, U16, U32, U64, Array
 from dsv4_rocm.testing.cdna.operands import HALF_OF_INLINE, Operand
 from dsv4_rocm.testing.cdna.waves import Group
 

@@ -34,7 +34,7 @@ _CARRIES = re.compile(
     r"^v_(add_u32|sub_u32|subrev_u32|add3_u32|lshl_add_u32|add_lshl_u32|mul_lo_u32|xad_u32|mad_u64_u32|mad_i64_i32"
     r"|lshl_add_u64)$"
 )
-_MEMORY = frozenset("global flat buffer scratch".split())
+_MEMORY = frozenset(["global", "flat", "buffer", "scratch"])
 
 
 def step(w: Group, ins: Instruction) -> None:
@@ -43,7 +43,7 @@ def step(w: Group, ins: Instruction) -> None:
     if family in ("salu", "smem"):
         scalar_taint.step(w, ins)
         return
-    if family == "lds" and not _MOVES.match(ins.op) or family in _MEMORY:
+    if (family == "lds" and not _MOVES.match(ins.op)) or family in _MEMORY:
         _access(w, ins)
         return
     if ins.op.startswith("v_nop"):
@@ -108,7 +108,7 @@ def _read_mask(ins: Instruction, name: str, encoding: str, position: int) -> int
     if encoding == "sdwa":
         shift, mask = SDWA[ins.mods.get(f"src{position}_sel", "DWORD")]
         return mask << shift
-    if name in HALF_OPS or name.endswith(("_u16", "_i16", "_f16")) and name.startswith("v_cmp"):
+    if name in HALF_OPS or (name.endswith(("_u16", "_i16", "_f16")) and name.startswith("v_cmp")):
         select = ins.mods.get("op_sel", [])
         return 0xFFFF0000 if position < len(select) and select[position] else 0xFFFF
     if name.startswith("v_cvt_f32_ubyte"):

@@ -63,7 +63,17 @@ class _Launcher:
         self.kinds = list(source.signature.values())
 
     def __call__(
-        self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, data: Any, enter: Any, leave: Any, *args: Any
+        self,
+        x: int,
+        y: int,
+        z: int,
+        stream: int,
+        function: Any,
+        packed: Any,
+        data: Any,
+        enter: Any,
+        leave: Any,
+        *args: Any,
     ) -> None:
         text, info = function
         if len(args) == 1 and isinstance(args[0], tuple) and len(self.kinds) != 1:

@@ -71,7 +71,10 @@ def _selected(o: Operand, kind: str, selection: str | None) -> Source:
 
 def getters(ins: Instruction, op: VectorOp, operands: list[Operand], encoding: str) -> list[Source]:
     if encoding == "sdwa":
-        return [_selected(o, k, ins.mods.get(f"src{n}_sel")) for n, (o, k) in enumerate(zip(operands, op.kinds, strict=True))]
+        return [
+            _selected(o, k, ins.mods.get(f"src{n}_sel"))
+            for n, (o, k) in enumerate(zip(operands, op.kinds, strict=True))
+        ]
     select = ins.mods.get("op_sel", [])
     return [
         source_of(o, k, select[n] if k in "hx" and n < len(select) else 0)

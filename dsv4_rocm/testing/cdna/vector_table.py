@@ -8,8 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from dsv4_rocm.testing.cdna.formats import F16, F32, F64, I32, I64, M32, U8, U16, U32, U64, Array, bf16_round
-from dsv4_rocm.testing.cdna.formats import exponent_field, fma32
+from dsv4_rocm.testing.cdna.formats import (
+    F16,
+    F32,
+    F64,
+    I32,
+    I64,
+    M32,
+    U16,
+    U32,
+    U64,
+    Array,
+    bf16_round,
+    exponent_field,
+    fma32,
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,9 @@ class VectorOp:
 OPS: dict[str, VectorOp] = {}
 
 
-def _op(names: str, kinds: str, out: str, function: Callable[..., Any], swap: bool = False, lanes: bool = False) -> None:
+def _op(
+    names: str, kinds: str, out: str, function: Callable[..., Any], swap: bool = False, lanes: bool = False
+) -> None:
     for name in names.split():
         OPS[name] = VectorOp(kinds, out, function, swap, lanes)
 

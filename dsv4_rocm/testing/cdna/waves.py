@@ -72,7 +72,7 @@ class Group:
         self.index_mode: Scalar = 0
         self.undef: set[int] = set()
         self.undef_bits: dict[int, int] = {}  # SGPR -> undefined bits, of any wave
-        self.tracks: tuple[int, ...] = (0,)
+        self.track: Scalar = 0  # scoreboard state
         self.lane_ids = np.arange(self.lane0, self.lane0 + self.lanes)
 
     def show(self, rows: Rows) -> None:
@@ -256,7 +256,7 @@ class Group:
         out.set_exec(cut(self.ex))
         out.index_mode = cut(self.index_mode)
         out.pc, out.fp8_saturate, out.skip_vector = self.pc, self.fp8_saturate, self.skip_vector
-        out.undef, out.undef_bits, out.tracks = set(self.undef), dict(self.undef_bits), self.tracks
+        out.undef, out.undef_bits, out.track = set(self.undef), dict(self.undef_bits), cut(self.track)
         return out
 
     def joined(self, other: Group) -> Group:
@@ -277,7 +277,7 @@ class Group:
         out.undef_bits = {
             r: self.undef_bits.get(r, 0) | other.undef_bits.get(r, 0) for r in {*self.undef_bits, *other.undef_bits}
         }
-        out.tracks = tuple(sorted({*self.tracks, *other.tracks}))
+        out.track = join(self.track, other.track)
         return out
 
 

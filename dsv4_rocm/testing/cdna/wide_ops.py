@@ -145,7 +145,14 @@ def _divide_fmas(ins: Instruction) -> Run:
 
 def compile_special(ins: Instruction, name: str) -> Run | None:
     """The function of an instruction of this module, None for any other."""
-    if name in ("v_add_co_u32", "v_sub_co_u32", "v_subrev_co_u32", "v_addc_co_u32", "v_subb_co_u32", "v_subbrev_co_u32"):
+    if name in (
+        "v_add_co_u32",
+        "v_sub_co_u32",
+        "v_subrev_co_u32",
+        "v_addc_co_u32",
+        "v_subb_co_u32",
+        "v_subbrev_co_u32",
+    ):
         return _carry(ins, name)
     if name == "v_div_scale_f32":
         return _divide_scale(ins)

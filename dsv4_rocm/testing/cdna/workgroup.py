@@ -49,7 +49,9 @@ class Transfers:
 class Workgroup:
     """State shared by the waves of a workgroup. It is reused for the next one by `reset`."""
 
-    def __init__(self, registers: int, waves: int, arena: Arena, lds_size: int, scratch_size: int, checks: Checks) -> None:
+    def __init__(
+        self, registers: int, waves: int, arena: Arena, lds_size: int, scratch_size: int, checks: Checks
+    ) -> None:
         self.waves, self.arena, self.checks = waves, arena, checks
         self.lds_size, self.scratch_size = lds_size, scratch_size
         self.values = np.zeros((registers, 64 * waves), U32)
