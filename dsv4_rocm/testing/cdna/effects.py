@@ -25,6 +25,7 @@ _READS_RESULT = re.compile(
     r"^v_(fmac|mac|pk_fmac|dot2c|dot4c|dot8c|writelane|swap|permlane\w+swap|cvt_pk_(fp8|bf8)_f32|cvt_sr|fmamix|mad_mix"
     r"|cvt_scalef32_pk_(fp8|bf8|fp4))"
 )
+_PACKED_WORDS = re.compile(r"^v_pk_(mul_f32|add_f32|fma_f32|mov_b32)$")
 _KEYWORDS = ("gpr_idx(", "hwreg(", "vmcnt(", "lgkmcnt(", "expcnt(", "sendmsg(")
 
 
@@ -117,8 +118,26 @@ def _scalar_effects(ins: Instruction, reads: set[int], writes: set[int]) -> None
         writes.add(S_BASE + M0)
 
 
+def packed_words(ins: Instruction) -> tuple[set[int], set[int]]:
+    """Registers a packed 32-bit instruction reads for its low and for its high result."""
+    sources = ins.parsed[1:]
+    low = ins.mods.get("op_sel", [0] * len(sources))
+    high = ins.mods.get("op_sel_hi", [1] * len(sources))
+    if ins.op.startswith("v_pk_mov"):
+        choices: tuple[list[tuple[Operand, int]], ...] = ([(sources[0], low[0])], [(sources[1], low[1])])
+    else:
+        choices = (list(zip(sources, low, strict=False)), list(zip(sources, high, strict=False)))
+    found = [
+        set().union(*(registers(Operand(o.kind, o.reg + word)) for o, word in half if o.kind in "vs")) for half in choices
+    ]
+    return found[0], found[1]
+
+
 def _vector_effects(ins: Instruction, reads: set[int], writes: set[int]) -> None:
     name, encoding = base_name(ins)
+    if _PACKED_WORDS.match(name):
+        reads.clear()
+        reads.update(*packed_words(ins))
     if _READS_RESULT.match(name) or ins.mods.get("dst_unused") == "UNUSED_PRESERVE":
         reads |= registers(ins.parsed[0])
     if "dpp" in encoding and not ins.flag("bound_ctrl") and ins.mods.get("bound_ctrl") is None:

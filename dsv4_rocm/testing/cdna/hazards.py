@@ -67,7 +67,7 @@ def _selects_lane(then: Instruction) -> frozenset[int]:
     return frozenset()
 
 
-def _partial_result(ins: Instruction, gfx950: int) -> bool:
+def _partial_result(ins: Instruction) -> bool:
     """Results the forwarding path cannot deliver in the next cycle: shifted into a part of the register."""
     name, encoding = base_name(ins)
     if encoding == "sdwa":
@@ -75,12 +75,10 @@ def _partial_result(ins: Instruction, gfx950: int) -> bool:
     selected = ins.mods.get("op_sel")
     packed = name.startswith(("v_pk_", "v_fma_mix", "v_cmp", "v_mfma", "v_dot"))
     sources = 2 if name.startswith("v_cvt_pk_") else len(ins.parsed) - 1
-    if selected and not packed and len(selected) > sources and selected[-1]:
-        return True
-    return bool(gfx950) and name.startswith("v_cvt_scalef32_")
+    return bool(selected and not packed and len(selected) > sources and selected[-1])
 
 
-def _vector_then(first: Instruction, then: Instruction, gfx950: int) -> Need:
+def _vector_then(first: Instruction, then: Instruction) -> Need:
     found = [NOTHING]
     written = _vector(first.writes)
     scalar = _scalar(first.writes)
@@ -109,7 +107,7 @@ def _vector_then(first: Instruction, then: Instruction, gfx950: int) -> Need:
             found.append((2, "an SGPR written by the VALU is read by the VALU"))
         if first.op.startswith(TRANSCENDENTAL) and not then.op.startswith(TRANSCENDENTAL) and written & then.reads:
             found.append((1, "a transcendental result is read at once"))
-        if written & then.reads and _partial_result(first, gfx950):
+        if written & then.reads and _partial_result(first):
             found.append((1, "a result placed in part of a register is read at once"))
     if then.family in MEMORY and scalar & then.reads:
         found.append((5, "an SGPR written by the VALU is read by a memory instruction"))
@@ -122,7 +120,7 @@ def needed(first: Instruction, then: Instruction, arch: str) -> Need:
     if first.family == "mfma":
         return _matrix_then(first, then, gfx950)
     if first.family == "valu":
-        return _vector_then(first, then, gfx950)
+        return _vector_then(first, then)
     if first.family == "salu":
         if S_BASE + M0 in first.writes and (is_load_to_lds(then) or "addtid" in then.op):
             return 1, "M0 is written before an instruction that addresses LDS with it"

@@ -25,11 +25,15 @@ class Lds:
         self.defined = zeros(size) if track else self.data
         self.defined_views = views(self.defined)
         self.races = races and waves > 1 and size > 0
+        self.pitch = -(-size // 16) * 16
+        # two waves may write the same value to a byte (compilers replicate data); different values are a race
+        self.written = zeros(self.pitch if self.races else 0)
+        self.clash = zeros(self.pitch if self.races else 0)
+        self.written_views, self.clash_views = views(self.written), views(self.clash)
         self.dirty = False
         self.log: list[Access] = []
         rows = waves if self.races else 0
         # one row of bytes a wave; rows are padded so that every width divides them
-        self.pitch = -(-size // 16) * 16
         self.touched = {kind: zeros(rows * self.pitch) for kind in ("read", "write", "atomic")}
         self.touched_views = {kind: views(data) for kind, data in self.touched.items()}
         self.inflight: Array | None = None  # bytes of a load-to-LDS that was not waited for
@@ -53,6 +57,21 @@ class Lds:
         self.touched_views[kind][width][index + (rows if index.ndim == 1 else rows[:, None])] = ONES[width]
         self.dirty = True
         self.log.append((ins, address, nbytes, waves))
+
+    def _compare(self, width: int, index: Array, units: Array) -> None:
+        """Note bytes written since the last barrier that hold something else than `units`.
+
+        Called before and after a store: before, for what other instructions wrote; after, for other lanes of its own.
+        """
+        old = self.views[width][index]
+        word = U64 if width >= 8 else old.dtype
+        differ = old.view(word) != np.ascontiguousarray(units).view(word)
+        if differ.any():
+            if width == 16:
+                differ = differ.reshape(-1, 2).any(1)
+            place = index[differ]
+            self.clash_views[width][place] = self.written_views[width][place]
+        self.written_views[width][index] = ONES[width]
 
     def load(self, ins: Instruction, address: Array, nbytes: int, lanes: Array) -> tuple[Array, Array | None]:
         """Values (uint32 [n] or [n, words]) and their undefined bits (None: all defined)."""
@@ -83,11 +102,15 @@ class Lds:
             return
         self._aligned(address, nbytes, "write", lanes)
         width, index = plan(address, nbytes)
+        units = from_words(words, nbytes, width)
         try:
-            self.views[width][index] = from_words(words, nbytes, width)
+            if self.races:
+                self._compare(width, index, units)
+            self.views[width][index] = units
         except IndexError:
             raise self._fail(address, nbytes, "write", lanes) from None
         if self.races:
+            self._compare(width, index, units)
             self._touch("write", ins, address, nbytes, lanes >> 6)
         if undefined is not None:
             marks = undefined.reshape(len(address), -1).view(U8)[:, :nbytes] == 0
@@ -119,6 +142,8 @@ class Lds:
             raise self._explain(conflict)
         for data in self.touched.values():
             data[:] = 0
+        self.written[:] = 0
+        self.clash[:] = 0
         self.log.clear()
         self.dirty = False
 
@@ -127,11 +152,12 @@ class Lds:
         rows = {k: v[: self.waves * self.pitch].view(U64).reshape(self.waves, -1) for k, v in self.touched.items()}
         several = np.zeros(self.pitch // 8, U64)
         plain = np.zeros_like(several)  # written plainly by an earlier wave
+        clash = self.clash.view(U64)
         shared = np.zeros_like(several)  # read or updated atomically by an earlier wave
         for wave in range(self.waves):
             write, atomic = rows["write"][wave], rows["atomic"][wave]
             other = rows["read"][wave] | atomic
-            several |= write & (plain | shared) | other & plain
+            several |= write & (plain & clash | shared) | other & plain
             several |= atomic & self._reads_before(rows["read"], wave) | rows["read"][wave] & self._atomics_before(
                 rows["atomic"], wave
             )

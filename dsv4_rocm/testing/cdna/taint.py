@@ -12,7 +12,7 @@ import numpy as np
 
 from dsv4_rocm.testing.cdna import scalar_taint
 from dsv4_rocm.testing.cdna.assembly import Instruction
-from dsv4_rocm.testing.cdna.effects import base_name, registers
+from dsv4_rocm.testing.cdna.effects import base_name, packed_words, registers
 from dsv4_rocm.testing.cdna.errors import Finding
 from dsv4_rocm.testing.cdna.formats import BITS, M32, U32, Array
 from dsv4_rocm.testing.cdna.half_table import HALF_OPS
@@ -34,6 +34,7 @@ _CARRIES = re.compile(
     r"^v_(add_u32|sub_u32|subrev_u32|add3_u32|lshl_add_u32|add_lshl_u32|mul_lo_u32|xad_u32|mad_u64_u32|mad_i64_i32"
     r"|lshl_add_u64)$"
 )
+_PACKED_WORDS = re.compile(r"^v_pk_(mul|add|fma)_f32$")
 _MEMORY = frozenset(["global", "flat", "buffer", "scratch"])
 
 
@@ -172,10 +173,12 @@ def _vector(w: Group, ins: Instruction) -> Callable[[], None] | None:
         return _select(w, ins)
     sources = ins.parsed[1:] if not name.startswith(("v_swap", "v_permlane")) else ins.parsed
     if _moves_only(name, ins, sources):
-        return lambda: _run_on_poison(w, ins, values_first=True)
+        return lambda: _run_on_poison(w, ins)
     if _BITWISE.match(name) and base_name(ins)[1] not in ("sdwa", "dpp"):
         bits = _bitwise(w, ins, name)
         return lambda: _write(w, ins.parsed[0].reg, bits)
+    if _PACKED_WORDS.match(name):
+        return _packed(w, ins)
     if _CARRIES.match(name) and base_name(ins)[1] not in ("sdwa", "dpp"):
         return _carry_up(w, ins)
     bad = _undefined_lanes(w, ins)
@@ -189,6 +192,24 @@ def _vector(w: Group, ins: Instruction) -> Callable[[], None] | None:
                 _write(w, reg, full)
         if marks:
             marks()
+
+    return after
+
+
+def _packed(w: Group, ins: Instruction) -> Callable[[], None]:
+    """Packed fp32: each result spoils by the words chosen for it."""
+    full = []
+    for words in packed_words(ins):
+        bad = np.zeros(w.lanes, bool)
+        for reg in words & w.undef:
+            part = Operand("s", reg - S_BASE) if reg >= S_BASE else Operand("v", reg)
+            bits = _source_poison(w, part)
+            bad |= False if bits is None else bits != 0
+        full.append(np.where(bad, ALL, U32(0)))
+
+    def after() -> None:
+        for word in range(2):
+            _write(w, ins.parsed[0].reg + word, full[word])
 
     return after
 
@@ -227,8 +248,8 @@ def _moves_only(name: str, ins: Instruction, sources: list[Operand]) -> bool:
     return name == "v_alignbit_b32" and sources[2].kind != "v" and sources[0].kind == sources[1].kind == "v"
 
 
-def _run_on_poison(w: Group, ins: Instruction, values_first: bool) -> None:
-    assert values_first and w.poison is not None
+def _run_on_poison(w: Group, ins: Instruction) -> None:
+    assert w.poison is not None
     w.show(w.poison)
     try:
         ins.run(w)
