@@ -74,7 +74,8 @@ def lds_bytes(ins: Instruction) -> int:
 class Stats:
     """Dynamic counts of one launch or several.
 
-    `issue_clocks` are clocks summed over waves (one SIMD each); bytes count 64 lanes an instruction. No time is measured.
+    `issue_clocks` are clocks summed over waves (one SIMD each); bytes count 64 lanes an instruction. No time is
+    measured.
     """
 
     def __init__(self) -> None:

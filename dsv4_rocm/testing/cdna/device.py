@@ -29,8 +29,8 @@ def three(size: Size) -> tuple[int, int, int]:
 class Device:
     """A gfx942 or gfx950 made of numpy.
 
-    As a context manager it is Triton's active device, and `kernel[grid](cpu tensors...)` runs on it; the driver that was
-    active before comes back at the end. Devices nest.
+    As a context manager it is Triton's active device, and `kernel[grid](cpu tensors...)` runs on it; the driver that
+    was active before comes back at the end. Devices nest.
 
     Attributes:
         stats: statistics of the last launch.

@@ -15,8 +15,8 @@ _NO_OPERANDS = re.compile(
     r"|ttracedata|wakeup|set_gpr_idx_(off|mode)|sethalt|trap|incperflevel|decperflevel|clause|code_end|sendmsg\w*)$"
 )
 _NO_SCC = re.compile(
-    r"^s_(mov|movk|cmov|cselect|mul|mulk|brev|ff[01]|flbit|sext|pack|bitset|bfm|getreg|getpc|memtime|memrealtime|load|setvskip"
-    r"|set_gpr_idx|quadmask_never)"
+    r"^s_(mov|movk|cmov|cselect|mul|mulk|brev|ff[01]|flbit|sext|pack|bitset|bfm|getreg|getpc|memtime|memrealtime|load"
+    r"|setvskip|set_gpr_idx)"
 )
 _READS_SCC = re.compile(r"^s_(addc|subb|cselect|cmov|cbranch_scc)")
 _COMPARE = re.compile(r"^s_(cmp|cmpk|bitcmp)")
@@ -128,7 +128,8 @@ def packed_words(ins: Instruction) -> tuple[set[int], set[int]]:
     else:
         choices = (list(zip(sources, low, strict=False)), list(zip(sources, high, strict=False)))
     found = [
-        set().union(*(registers(Operand(o.kind, o.reg + word)) for o, word in half if o.kind in "vs")) for half in choices
+        set().union(*(registers(Operand(o.kind, o.reg + word)) for o, word in half if o.kind in "vs"))
+        for half in choices
     ]
     return found[0], found[1]
 

@@ -206,7 +206,7 @@ class Executor:
         return out
 
     def _run_block(self, g: Group) -> list[Group]:
-        """Run one basic block. Groups that reached a barrier come back with their pc inverted, ended ones not at all."""
+        """Run one basic block. Groups at a barrier come back with their pc inverted, ended ones not at all."""
         block = self.program.blocks.get(g.pc)
         if block is None:
             raise EmulationError(f"{self.place}: execution ran past the end of the program")

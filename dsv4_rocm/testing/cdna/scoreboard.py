@@ -1,7 +1,7 @@
 """Waits and hazards of a wave as a state machine over basic blocks; every (block, state) is worked out once.
 
-What is pending depends on the instructions a wave executed, not on its data, so states are shared by all waves, workgroups
-and launches of a program.
+What is pending depends on the instructions a wave executed, not on its data, so states are shared by all waves,
+workgroups and launches of a program.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def _settle(w: Group, ins: Instruction) -> None:
 
 def _poison(w: Group, reg: int) -> Array:
     assert w.poison is not None
-    return w.poison.bits[reg]
+    result: Array = w.poison.bits[reg]
+    return result
 
 
 def _write(w: Group, reg: int, bits: Array) -> None:
@@ -287,12 +288,14 @@ def _bitwise(w: Group, ins: Instruction, name: str) -> Array:
             return np.where(bits[1] != 0, ALL, bits[2])
         return (bits[0] << (_value(w, operands[1]) & U32(31))) | bits[2]
     out = np.bitwise_or.reduce(np.stack(bits), 0)
-    return out & U32(0xFFFF) if name.endswith("16") else out
+    result: Array = out & U32(0xFFFF) if name.endswith("16") else out
+    return result
 
 
 def _value(w: Group, operand: Operand) -> Array:
     if operand.kind == "v":
-        return w.values.bits[operand.reg]
+        result: Array = w.values.bits[operand.reg]
+        return result
     return np.asarray(w.row(operand.reg)) if operand.kind == "s" else np.asarray(U32(operand.value & M32))
 
 
@@ -356,15 +359,15 @@ def _write_lane(w: Group, ins: Instruction) -> Callable[[], None]:
 def _matrix(w: Group, ins: Instruction) -> Callable[[], None]:
     """An undefined element of A spoils its row of the result, one of B its column."""
     shape = shape_of(ins)
-    spoiled = []
+    spoiled: list[Array] = []
     for position, element in ((0, shape.a), (1, shape.b)):
         reg = ins.parsed[1 + position].reg
         block = w.poison.plane[reg : reg + shape.per_lane * BITS[element] // 32] if w.poison else w.V[:0]
-        bad = block.any(0)
+        bad = np.asarray(block.any(0))
         if shape.scaled:
             scale = _source_poison(w, ins.parsed[4 + position])
             bad = bad if scale is None else bad | (scale != 0)
-        spoiled.append(bad.reshape(w.count, shape.groups, shape.dim).any(1))
+        spoiled.append(np.asarray(bad.reshape(w.count, shape.groups, shape.dim).any(1)))
     rows, columns = output_row(shape), np.arange(64) % shape.dim
     bad_out = spoiled[0][:, rows] | spoiled[1][:, columns][:, None, :]  # [waves, outputs, 64]
     full = np.where(bad_out, ALL, U32(0)).transpose(1, 0, 2).reshape(shape.outputs, -1)

@@ -50,7 +50,8 @@ class Rows:
 class Group:
     """Waves `first` .. `first + count` of a workgroup running in step.
 
-    `R`, `RF`, `RI` are the rows of the vector registers as uint32, fp32 and int32; one row holds the lanes of all waves.
+    `R`, `RF`, `RI` are the rows of the vector registers as uint32, fp32 and int32; one row holds the lanes of all
+    waves.
     """
 
     def __init__(self, wg: Workgroup, first: int, count: int) -> None:

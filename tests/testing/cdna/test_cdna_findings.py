@@ -38,7 +38,9 @@ amdhsa.kernels:
 
 
 def assembly(body, lds=0, scratch=0):
-    return HEADER.format(body="\n".join("\t" + line.strip() for line in body.strip().splitlines()), lds=lds, scratch=scratch)
+    return HEADER.format(
+        body="\n".join("\t" + line.strip() for line in body.strip().splitlines()), lds=lds, scratch=scratch
+    )
 
 
 def without(body, pattern, nth=0):
@@ -108,7 +110,9 @@ def test_wait_for_an_older_load_only(gfx_arch):
 
 
 def test_overwriting_a_pending_result(gfx_arch):
-    body = EXCHANGE.replace("s_waitcnt lgkmcnt(0)\nglobal_store", "v_mov_b32_e32 v4, 0\ns_waitcnt lgkmcnt(0)\nglobal_store")
+    body = EXCHANGE.replace(
+        "s_waitcnt lgkmcnt(0)\nglobal_store", "v_mov_b32_e32 v4, 0\ns_waitcnt lgkmcnt(0)\nglobal_store"
+    )
     finds(gfx_arch, "wait", body, "v4")
 
 
@@ -257,7 +261,7 @@ global_store_dword v3, v4, s[6:7]
 
 @pytest.mark.parametrize(("body", "nop", "text"), HAZARDS.values(), ids=HAZARDS)
 def test_hazard_left_to_s_nop(gfx_arch, body, nop, text):
-    options = dict(threads=64, scratch=256, out=torch.zeros(4096, dtype=torch.int32))
+    options = {"threads": 64, "scratch": 256, "out": torch.zeros(4096, dtype=torch.int32)}
     run(gfx_arch, AROUND.format(body), **options)
     finds(gfx_arch, "hazard", AROUND.format(without(body, nop)), text, **options)
     run(gfx_arch, AROUND.format(without(body, nop)), checks="waits,races,uninitialised", **options)
@@ -307,7 +311,8 @@ def test_uninitialised_bits_that_do_not_matter(gfx_arch):
 def test_uninitialised_scratch(gfx_arch):
     body = EXCHANGE.replace(
         "global_store_dword v1, v4",
-        "scratch_store_dword off, v4, off\nscratch_load_dword v6, off, off\ns_waitcnt vmcnt(0)\nglobal_store_dword v1, v6",
+        "scratch_store_dword off, v4, off\nscratch_load_dword v6, off, off\ns_waitcnt vmcnt(0)\n"
+        "global_store_dword v1, v6",
     )
     run(gfx_arch, body, scratch=16)
     finds(gfx_arch, "uninitialised", without(body, "scratch_store"), "v6 reaches a store", scratch=16)

@@ -106,7 +106,15 @@ def run(dev, fp8, dot8=False, reread=False, heads=16, block_heads=16, block_keys
     stored = torch.float8_e4m3fn if reread or fp8 == tl.float8e4nv else torch.float8_e4m3fnuz
     q, kv, topk, table, sink, parts = make(stored, tokens, heads, keys)
     out, lse = torch.full((tokens, heads, 512), float("nan")).bfloat16(), torch.full((tokens, heads), float("nan"))
-    constants = dict(H=heads, BH=block_heads, BN=block_keys, PAGE=PAGE, FP8=fp8, DOT8=dot8, REREAD=reread)
+    constants = {
+        "H": heads,
+        "BH": block_heads,
+        "BN": block_keys,
+        "PAGE": PAGE,
+        "FP8": fp8,
+        "DOT8": dot8,
+        "REREAD": reread,
+    }
     args = (q, kv, topk, table, sink, out, lse, 512**-0.5, keys, PAGES, kv.shape[1])
     sparse_mla_kernel[(tokens, heads // block_heads)](*args, **constants, **options)
     expected, expected_lse = reference(q, topk, table, sink, parts)
@@ -120,18 +128,18 @@ LSE = 1e-5
 NATIVE = {"gfx942": tl.float8e4b8, "gfx950": tl.float8e4nv}
 VARIANTS = {
     "plain": {},
-    "8-warps": dict(num_warps=8, heads=32, block_heads=32),
-    "nonkdim-32": dict(matrix_instr_nonkdim=32, heads=32, block_heads=32),
-    "stages-2": dict(num_stages=2),
-    "two-tokens": dict(tokens=2),
+    "8-warps": {"num_warps": 8, "heads": 32, "block_heads": 32},
+    "nonkdim-32": {"matrix_instr_nonkdim": 32, "heads": 32, "block_heads": 32},
+    "stages-2": {"num_stages": 2},
+    "two-tokens": {"tokens": 2},
 }
 SLOW_VARIANTS = {
-    "4-warps-64-heads": dict(heads=64, block_heads=64),
-    "keys-16": dict(block_keys=16),
-    "keys-64": dict(block_keys=64, keys=128),
-    "1-warp": dict(num_warps=1),
-    "2-warps": dict(num_warps=2),
-    "waves-2": dict(waves_per_eu=2),
+    "4-warps-64-heads": {"heads": 64, "block_heads": 64},
+    "keys-16": {"block_keys": 16},
+    "keys-64": {"block_keys": 64, "keys": 128},
+    "1-warp": {"num_warps": 1},
+    "2-warps": {"num_warps": 2},
+    "waves-2": {"waves_per_eu": 2},
 }
 
 
