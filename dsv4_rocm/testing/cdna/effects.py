@@ -22,7 +22,7 @@ _READS_SCC = re.compile(r"^s_(addc|subb|cselect|cmov|cbranch_scc)")
 _COMPARE = re.compile(r"^s_(cmp|cmpk|bitcmp)")
 _TWO_RESULTS = re.compile(r"^v_(\w+_co_(ci_)?u32|div_scale_\w+|mad_(u64_u32|i64_i32))")
 _READS_RESULT = re.compile(
-    r"^v_(fmac|mac|pk_fmac|dot2c|dot4c|dot8c|writelane|swap|permlane\w+swap|cvt_pk_(fp8|bf8)_f32|cvt_sr|fmamix|mad_mix"
+    r"^v_(fmac|mac|pk_fmac|dot2c|dot4c|dot8c|writelane|swap|permlane\w+swap|cvt_pk_(fp8|bf8)_f32|cvt_sr|fma_mix(lo|hi)|mad_mix(lo|hi)"
     r"|cvt_scalef32_pk_(fp8|bf8|fp4))"
 )
 _PACKED_WORDS = re.compile(r"^v_pk_(mul_f32|add_f32|fma_f32|mov_b32)$")

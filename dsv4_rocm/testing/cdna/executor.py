@@ -83,6 +83,7 @@ class Executor:
         data = np.frombuffer(launch.kernarg, U8)
         kernarg = launch.arena.add(len(data), data)
         wg = Workgroup(self.program.registers, self.waves, launch.arena, launch.lds_bytes, scratch, launch.checks)
+        wg.conflicts = self.program.conflicts
         first = True
         with np.errstate(all="ignore"):
             for z in range(launch.grid[2]):
@@ -98,7 +99,7 @@ class Executor:
             for index in range(begin, self.program.blocks[begin].stop):
                 counts[index] += count
         launch.counts = counts
-        stats.add(self.program.instructions, counts, wg.conflicts)
+        stats.add(self.program.costs, counts, self.program.conflicts)
         stats.seconds, stats.launches = time.perf_counter() - start, 1
         return stats
 

@@ -50,11 +50,25 @@ def step(w: Group, ins: Instruction) -> None:
         return
     if ins.op.startswith("v_nop"):
         return
+    whole = w.mask is True or family == "mfma"
+    if whole and w.undef.isdisjoint(ins.reads) and "_dpp" not in ins.op:
+        ins.run(w)  # from defined values, into every lane: the result is defined
+        _define(w, ins)
+        return
     before = _matrix(w, ins) if family == "mfma" else _vector(w, ins)
     ins.run(w)
     if before is not None:
         before()
     _settle(w, ins)
+
+
+def _define(w: Group, ins: Instruction) -> None:
+    for reg in ins.writes:
+        if reg >= S_BASE:
+            scalar_taint.mark(w, reg - S_BASE, 0)
+        elif reg in w.undef:
+            _poison(w, reg)[...] = 0
+            w.undef.discard(reg)
 
 
 def _settle(w: Group, ins: Instruction) -> None:

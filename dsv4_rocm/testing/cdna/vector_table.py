@@ -175,10 +175,13 @@ def _frexp_mantissa(a: Any) -> Array:
 def divide_fixup(q: Any, d: Any, n: Any) -> Array:
     """v_div_fixup_f32: the quotient q of n / d with every special case put right."""
     q, d, n = np.broadcast_arrays(q, d, n)
+    exponent_d, exponent_n = exponent_field(d), exponent_field(n)
     negative = np.signbit(d) ^ np.signbit(n)
+    usual = (exponent_d > 0) & (exponent_d < 255) & (exponent_n > 0) & (exponent_n < 255)
+    if (usual & (exponent_n - exponent_d >= -150)).all():
+        return np.where(negative, -np.abs(q), np.abs(q))
     zero = np.where(negative, F32(-0.0), F32(0.0))
     out = np.where(negative, -np.abs(q), np.abs(q))
-    exponent_d, exponent_n = exponent_field(d), exponent_field(n)
     out = np.where((exponent_n - exponent_d < -150) | (exponent_d == 255) | np.isinf(d) | (n == 0), zero, out)
     out = np.where((d == 0) | np.isinf(n), np.where(negative, F32(-np.inf), F32(np.inf)), out)
     invalid = ((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n)) | np.isnan(d) | np.isnan(n)
