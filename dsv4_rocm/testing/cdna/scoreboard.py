@@ -149,13 +149,19 @@ class Scoreboard:
         first = min(ids)
         return f"v{first}" if first < 256 else f"a{first - 256}" if first < 512 else f"s{first - 512}"
 
+    def _superseded(self, index: int, newer: tuple[tuple[int, int], ...], ins: Instruction) -> bool:
+        """Whether later results lie over everything of an earlier one that `ins` touches: then those decide."""
+        shared = self.instructions[index].writes & ins.touch
+        later = frozenset().union(*(self.instructions[k].writes for k, _ in newer))
+        return bool(shared) and shared <= later
+
     def _hazards(self, recent: tuple[tuple[int, int], ...], ins: Instruction) -> tuple[tuple[int, int], ...]:
-        for index, age in recent:
+        for place, (index, age) in enumerate(recent):
             key = (index, ins.index)
             need = self.needs.get(key)
             if need is None:
                 need = self.needs[key] = hazards.needed(self.instructions[index], ins, self.arch)
-            if need[0] > age:
+            if need[0] > age and not self._superseded(index, recent[place + 1 :], ins):
                 text = f"{need[1]}: {need[0]} wait states needed, {age} given, after {self.instructions[index].where}"
                 raise Finding("hazard", text, at=ins.where)
         states = hazards.wait_states(ins)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsv4_rocm.testing.cdna.errors import Finding
-from dsv4_rocm.testing.cdna.formats import F32, I32, I64, M32, M64, U8, U32, U64, Array
+from dsv4_rocm.testing.cdna.formats import F32, I32, M32, M64, U8, U32, U64, Array
 from dsv4_rocm.testing.cdna.operands import EXEC, SCC
 
 if TYPE_CHECKING:
@@ -286,4 +286,3 @@ class Group:
         }
         out.track = join(self.track, other.track)
         return out
-

@@ -375,3 +375,31 @@ def test_lds_address_wraps_at_32_bits(gfx_arch):
     source, out = run(gfx_arch, body)
     assert torch.equal(out, source.roll(-64))
     finds(gfx_arch, "bounds", body.replace("offset:2048", "offset:1024"), "LDS write")
+
+
+TO_LDS = """
+s_load_dwordx4 s[4:7], s[0:1], 0x0
+v_lshlrev_b32_e32 v1, 2, v0
+v_add_u32_e32 v2, 0x100, v1
+v_readfirstlane_b32 s8, v1
+v_and_b32_e32 v2, 0x3ff, v2
+s_nop 4
+s_mov_b32 m0, s8
+s_waitcnt lgkmcnt(0)
+global_load_lds_dword v1, s[4:5]
+s_waitcnt vmcnt(0)
+s_barrier
+ds_read_b32 v4, v2
+s_waitcnt lgkmcnt(0)
+global_store_dword v1, v4, s[6:7]
+"""
+
+
+def test_load_to_lds(gfx_arch):
+    """The bytes land when vmcnt has been waited for; M0 must be settled one state before."""
+    source, out = run(gfx_arch, TO_LDS)
+    assert torch.equal(out, source.roll(-64))
+    finds(gfx_arch, "wait", without(TO_LDS, "vmcnt"), "load-to-LDS")
+    finds(gfx_arch, "race", without(TO_LDS, "s_barrier"), "LDS byte")
+    moved = without(TO_LDS, "s_mov_b32 m0").replace("global_load_lds", "s_mov_b32 m0, s8\nglobal_load_lds")
+    finds(gfx_arch, "hazard", moved, "M0 is written")
