@@ -149,7 +149,7 @@ def device(
 
     Args:
         arch: "gfx942" or "gfx950".
-        checks: "all", "none" or a comma-separated choice of waits, hazards, races, uninitialised.
+        checks: "all", "none" or a comma-separated choice of waits, barriers, hazards, races, uninitialised.
         schedule: "lockstep" (waves at one place run together), or one wave after another between barriers in
             "forward", "reverse" or "random:SEED" order. Race-free kernels give the same bits under each.
         max_steps: wave instructions after which a launch counts as an endless loop.

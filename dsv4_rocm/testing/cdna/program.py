@@ -116,7 +116,7 @@ class Program:
         vector = [r for ins in self.instructions for r in ins.touch if r < 512]
         indexed = any(ins.op.startswith("s_set_gpr_idx") for ins in self.instructions)
         self.registers = 512 if indexed else max(vector, default=0) + 1
-        self.scoreboard = Scoreboard(self.instructions, arch, checks.waits, checks.hazards)
+        self.scoreboard = Scoreboard(self.instructions, arch, checks)
         self.scalars = frozenset(r for ins in self.instructions for r in ins.touch if r >= 512)
         self.costs = CostTable(self.instructions)
         self.conflicts: dict[int, float] = {}  # LDS bank conflicts, from the first execution of an instruction

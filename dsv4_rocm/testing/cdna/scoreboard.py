@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dsv4_rocm.testing.cdna import hazards
 from dsv4_rocm.testing.cdna.assembly import Instruction
+from dsv4_rocm.testing.cdna.checks import Checks
 from dsv4_rocm.testing.cdna.effects import registers, returns_value
 from dsv4_rocm.testing.cdna.errors import Finding
 
@@ -57,9 +58,10 @@ def results(ins: Instruction) -> frozenset[int]:
 class Scoreboard:
     """State machine of one program."""
 
-    def __init__(self, instructions: list[Instruction], arch: str, waits: bool = True, hazard: bool = True) -> None:
+    def __init__(self, instructions: list[Instruction], arch: str, checks: Checks | None = None) -> None:
         self.instructions, self.arch = instructions, arch
-        self.waits, self.hazard = waits, hazard
+        checks = checks or Checks()
+        self.waits, self.barriers, self.hazard = checks.waits, checks.barriers, checks.hazards
         self.states: list[State] = [State()]
         self.ids: dict[State, int] = {State(): 0}
         self.memo: dict[tuple[int, int, int], int] = {}
@@ -127,7 +129,11 @@ class Scoreboard:
         for queue, counter in ((vector, "vmcnt"), (local, "lgkmcnt")):
             for index in queue:
                 earlier = self.instructions[index]
-                if ins.op == "s_barrier" and earlier.op.startswith(("ds_write", "ds_add", "ds_max", "ds_min", "ds_or")):
+                if (
+                    self.barriers
+                    and ins.op == "s_barrier"
+                    and earlier.op.startswith(("ds_write", "ds_add", "ds_max", "ds_min", "ds_or"))
+                ):
                     text = f"s_barrier while an LDS write has not been waited for ({counter}): {earlier.where}"
                     raise Finding("wait", text, at=ins.where)
                 shared = results(earlier) & ins.touch

@@ -102,6 +102,14 @@ def test_missing_wait(gfx_arch, nth, text):
     finds(gfx_arch, "wait", without(EXCHANGE, "s_waitcnt", nth), text)
 
 
+def test_barrier_check_can_be_left_out(gfx_arch):
+    """Hand-scheduled kernels may carry an LDS write over a barrier that does not publish it."""
+    body = without(EXCHANGE, "s_waitcnt", 2)
+    run(gfx_arch, body, checks="waits,hazards,races,uninitialised")
+    with pytest.raises(ValueError, match="checks must be all, none or some of waits, barriers"):
+        cdna.device(gfx_arch, checks="wait")
+
+
 def test_wait_for_an_older_load_only(gfx_arch):
     body = EXCHANGE.replace("s_waitcnt vmcnt(0)", "global_load_dword v5, v1, s[4:5]\ns_waitcnt vmcnt({})")
     source, out = run(gfx_arch, body.format(1))
