@@ -155,10 +155,15 @@ def _vector_effects(ins: Instruction, reads: set[int], writes: set[int]) -> None
 def annotate(ins: Instruction) -> None:
     """Fill `family`, `parsed`, `reads`, `writes` and `touch` of an instruction."""
     ins.family = family(ins.op)
-    reads: set[int] = set()
-    writes: set[int] = set()
     if ins.family not in ("branch", "wait", "cache") and not _NO_OPERANDS.match(ins.op):
         ins.parsed = [parse_operand(t) for t in ins.operands if not t.startswith(_KEYWORDS) and not _is_pattern(t)]
+    fill_registers(ins)
+
+
+def fill_registers(ins: Instruction) -> None:
+    """Fill `reads`, `writes` and `touch` from the parsed operands."""
+    reads: set[int] = set()
+    writes: set[int] = set()
     count = _destinations(ins)
     for position, operand in enumerate(ins.parsed):
         (writes if position < count else reads).update(registers(operand))

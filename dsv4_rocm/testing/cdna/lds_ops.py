@@ -26,10 +26,9 @@ _COMPARE_STORE = re.compile(r"^ds_cmpst(_rtn)?_b32$")
 
 
 def _address(w: Group, reg: int, offset: int) -> tuple[Array, Array]:
-    address = w.R[reg].astype(I64)
-    if offset:
-        address += offset
-    return chosen(w, address)
+    # base plus offset wraps at 32 bits: compilers fold a positive offset onto a negative base
+    base = w.R[reg] + U32(offset) if offset else w.R[reg]
+    return chosen(w, base.astype(I64))
 
 
 def _note_conflicts(w: Group, ins: Instruction, address: Array, lanes: Array, nbytes: int) -> None:
@@ -69,12 +68,12 @@ def _read2(ins: Instruction, stride: str | None, bits: str) -> Run:
     first, second, nbytes = _offsets2(ins, stride, bits)
 
     def run(w: Group) -> bool:
-        address, lanes = chosen(w, w.R[reg].astype(I64))
+        address, lanes = _address(w, reg, first)
         if not len(address):
             return False
-        _note_conflicts(w, ins, address + first, lanes, nbytes)
-        low, low_bits = w.wg.lds.load(ins, address + first, nbytes, lanes)
-        high, high_bits = w.wg.lds.load(ins, address + second, nbytes, lanes)
+        _note_conflicts(w, ins, address, lanes, nbytes)
+        low, low_bits = w.wg.lds.load(ins, address, nbytes, lanes)
+        high, high_bits = w.wg.lds.load(ins, _address(w, reg, second)[0], nbytes, lanes)
         # both are read before either register is written: the address may be among them
         found = deliver(w, d, low, low_bits, nbytes)
         return deliver(w, d + nbytes // 4, high, high_bits, nbytes) or found
@@ -100,11 +99,12 @@ def _write2(ins: Instruction, stride: str | None, bits: str) -> Run:
     *offsets, nbytes = _offsets2(ins, stride, bits)
 
     def run(w: Group) -> None:
-        address, lanes = chosen(w, w.R[reg].astype(I64))
-        for s, offset in zip(data, offsets, strict=True) if len(address) else ():
-            _note_conflicts(w, ins, address + offset, lanes, nbytes)
-            undefined = undefined_data(w, s, nbytes)
-            w.wg.lds.store(ins, address + offset, collect(w, w.values, s, nbytes), nbytes, lanes, undefined)
+        for s, offset in zip(data, offsets, strict=True):
+            address, lanes = _address(w, reg, offset)
+            if len(address):
+                _note_conflicts(w, ins, address, lanes, nbytes)
+                undefined = undefined_data(w, s, nbytes)
+                w.wg.lds.store(ins, address, collect(w, w.values, s, nbytes), nbytes, lanes, undefined)
 
     return run
 
@@ -115,7 +115,7 @@ def _transpose(ins: Instruction, bits: int) -> Run:
     def run(w: Group) -> bool:
         if w.mask is not True:
             raise EmulationError("a transposing LDS read with inactive lanes is not modelled")
-        address = w.R[reg].astype(I64) + offset
+        address = (w.R[reg] + U32(offset)).astype(I64)
         words, undefined = w.wg.lds.load(ins, address, 8, w.lane_ids)
         moved = transposed_elements(words.view(U8).reshape(-1, 8), bits).view(U32)
         if undefined is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dsv4_rocm.testing.cdna.assembly import Instruction, Run, parse, parse_line
 from dsv4_rocm.testing.cdna.buffer_ops import compile_buffer
 from dsv4_rocm.testing.cdna.checks import Checks
-from dsv4_rocm.testing.cdna.effects import annotate, is_load_to_lds
+from dsv4_rocm.testing.cdna.effects import annotate, fill_registers, is_load_to_lds
 from dsv4_rocm.testing.cdna.errors import EmulationError
 from dsv4_rocm.testing.cdna.lds_ops import compile_lds
 from dsv4_rocm.testing.cdna.memory_ops import compile_memory, scalar_load
@@ -176,6 +176,7 @@ class Program:
                 bit = 8 if position == 0 else 1 << (position - 1)
                 if operand.kind == "v" and which & bit:
                     operand.reg += offset
+            fill_registers(out)
             out.run = _compile(out, self.arch)
             self._moved[key] = out
         return self._moved[key]

@@ -20,6 +20,7 @@ from dsv4_rocm.testing.cdna.lanes import dpp_source
 from dsv4_rocm.testing.cdna.mfma import output_row, shape_of
 from dsv4_rocm.testing.cdna.operands import EXEC, VCC, Operand
 from dsv4_rocm.testing.cdna.sources import SDWA
+from dsv4_rocm.testing.cdna.vector_table import permute
 from dsv4_rocm.testing.cdna.waves import S_BASE, Group, lanes_of, masks_of
 
 ALL = U32(M32)
@@ -172,6 +173,9 @@ def _vector(w: Group, ins: Instruction) -> Callable[[], None] | None:
     if name == "v_cndmask_b32":
         return _select(w, ins)
     sources = ins.parsed[1:] if not name.startswith(("v_swap", "v_permlane")) else ins.parsed
+    if name == "v_perm_b32" and ins.parsed[3].kind != "v":
+        permuted = _permuted(w, ins)
+        return lambda: _write(w, ins.parsed[0].reg, permuted)
     if _moves_only(name, ins, sources):
         return lambda: _run_on_poison(w, ins)
     if _BITWISE.match(name) and base_name(ins)[1] not in ("sdwa", "dpp"):
@@ -243,9 +247,20 @@ def _moves_only(name: str, ins: Instruction, sources: list[Operand]) -> bool:
         return all(o.kind == "v" for o in sources)
     if _SHIFTS.match(name):
         return sources[0].kind != "v" and sources[1].kind == "v" and base_name(ins)[1] != "sdwa"
-    if name == "v_perm_b32":
-        return sources[2].kind != "v" and sources[0].kind == sources[1].kind == "v"
     return name == "v_alignbit_b32" and sources[2].kind != "v" and sources[0].kind == sources[1].kind == "v"
+
+
+def _permuted(w: Group, ins: Instruction) -> Array:
+    """v_perm_b32 by a known selector: undefined bytes move like the bytes; constants are defined."""
+    zero = np.zeros(w.lanes, U32)
+    a, b = (p if (p := _source_poison(w, o)) is not None else zero for o in ins.parsed[1:3])
+    if _source_poison(w, ins.parsed[3]) is not None:
+        return np.full(w.lanes, ALL)
+    selector = np.broadcast_to(_value(w, ins.parsed[3]), w.lanes)
+    for k in range(4):
+        constant = (selector >> U32(8 * k)) & U32(255) > 11
+        selector = np.where(constant, selector & U32(~(255 << 8 * k) & M32) | U32(12 << 8 * k), selector)
+    return np.broadcast_to(permute(a, b, selector), w.lanes)
 
 
 def _run_on_poison(w: Group, ins: Instruction) -> None:

@@ -362,3 +362,11 @@ def test_unknown_instruction_says_what_to_do(gfx_arch):
     with pytest.raises(cdna.EmulationError, match=r"v_frobnicate_b32: unknown VALU.*vector_table.py") as caught:
         run(gfx_arch, EXCHANGE.replace("s_barrier", "v_frobnicate_b32 v1, v2"))
     assert "#9" in str(caught.value)
+
+
+def test_lds_address_wraps_at_32_bits(gfx_arch):
+    """Compilers fold a positive offset onto a negative base; base plus offset is taken modulo 2^32."""
+    body = EXCHANGE.replace("ds_write_b32 v1, v3", "v_subrev_u32_e32 v5, 0x800, v1\nds_write_b32 v5, v3 offset:2048")
+    source, out = run(gfx_arch, body)
+    assert torch.equal(out, source.roll(-64))
+    finds(gfx_arch, "bounds", body.replace("offset:2048", "offset:1024"), "LDS write")
