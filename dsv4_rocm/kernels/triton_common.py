@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dsv4_rocm import arch
-from dsv4_rocm.arch import Fp8Encoding, Vendor
+from dsv4_rocm.arch import Fp8Encoding, GpuArch, Vendor
 from dsv4_rocm.cache.layout import CacheLayout, Encoding, TileOrder
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -21,7 +21,7 @@ HALF_PI_LOW = tl.constexpr(-1.71512449e-15)
 
 @triton.jit
 def sin_cos(angle):
-    """Sine and cosine of non-negative fp32 angles below 2^22, within 2 ulp."""
+    """Sine and cosine of fp32 angles up to 2^22 either way, within 2 ulp."""
     k = tl.floor(angle * TWO_OVER_PI + 0.5)
     r = tl.fma(k, -HALF_PI_HIGH, angle)
     r = tl.fma(k, -HALF_PI_MIDDLE, r)
@@ -43,7 +43,7 @@ def turn(frequencies_ptr, position, CHANNELS: tl.constexpr, ROPE: tl.constexpr):
     """Sine and cosine of every channel pair of a row: fp32 [CHANNELS / 2]; 0 and 1 before the rope part."""
     pair = tl.arange(0, CHANNELS // 2) - (CHANNELS - ROPE) // 2
     frequency = tl.load(frequencies_ptr + pair, mask=pair >= 0, other=0.0)
-    return sin_cos(tl.maximum(position, 0).to(tl.float32) * frequency)
+    return sin_cos(position.to(tl.int32).to(tl.float32) * frequency)
 
 
 @triton.jit
@@ -51,6 +51,14 @@ def rotate_row(x, sine, cosine, CHANNELS: tl.constexpr):
     """Turn the adjacent pairs of one fp32 row [CHANNELS]."""
     even, odd = tl.split(tl.reshape(x, (CHANNELS // 2, 2)))
     return tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), (CHANNELS,))
+
+
+@triton.jit
+def rotate_rows(x, sine, cosine, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Turn the adjacent pairs of fp32 rows [ROWS, CHANNELS] of one token."""
+    even, odd = tl.split(tl.reshape(x, (ROWS, CHANNELS // 2, 2)))
+    turned = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
+    return tl.reshape(turned, (ROWS, CHANNELS))
 
 
 @triton.jit
@@ -118,16 +126,21 @@ def store_index_row(
     tl.store(scale_ptr, (exponent << 23).to(tl.float32, bitcast=True))
 
 
-def converts_fnuz() -> bool:
-    """Whether the hardware's fp8 conversions mean FNUZ.
+def require_gpu() -> GpuArch:
+    """The architecture this process computes on.
 
     Raises:
-        ValueError: this process computes on no GPU.
+        ValueError: it is no GPU.
     """
     current = arch.current()
     if current.vendor is Vendor.HOST:
         raise ValueError(f"Triton kernels need an AMD or NVIDIA GPU, not {current.name}; use the reference")
-    return current.fp8 is Fp8Encoding.E4M3FNUZ
+    return current
+
+
+def converts_fnuz() -> bool:
+    """Whether the hardware's fp8 conversions mean FNUZ; ValueError without a GPU."""
+    return require_gpu().fp8 is Fp8Encoding.E4M3FNUZ
 
 
 def require_fp8_rows(op: str, layout: CacheLayout) -> None:

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from dsv4_rocm import arch
-from dsv4_rocm.cache.layout import Encoding, entries_layout, index_layout, state_layout
+from dsv4_rocm.cache.layout import Encoding, entries_layout, index_layout, state_layout, swa_layout
 from dsv4_rocm.kernels.compress_insert.triton_kernel import compress_insert
+from dsv4_rocm.kernels.indexer_query.triton_kernel import indexer_query
+from dsv4_rocm.kernels.inv_rope_quant.triton_kernel import inv_rope_quant
+from dsv4_rocm.kernels.qnorm_rope_insert.triton_kernel import qnorm_rope_insert
 from dsv4_rocm.model_spec import LayerKind
 
 AMD = ["gfx942", "gfx950"]
@@ -47,3 +50,24 @@ def test_compress_insert(build, make_cache, make_batch, kind: str, name: str) ->
         close = built[1]
         assert close.registers <= 96
         assert close.code <= 4096
+
+
+@pytest.mark.parametrize("name", ARCHES)
+def test_memory_bound_ops(build, make_cache, make_batch, name: str) -> None:
+    """16-byte accesses: no single byte, and no bf16 value, is loaded or stored alone by the query programs."""
+    batch = make_batch((0, 4))
+    window = make_cache(swa_layout(Encoding.FP8), tokens=64).at(batch)
+    query, key, weights = torch.zeros(4, 64, 512).bfloat16(), torch.zeros(4, 512).bfloat16(), torch.zeros(4, 64)
+    index = index_layout(Encoding.FP8)
+
+    def launch() -> None:
+        qnorm_rope_insert(query, key, batch.positions, FREQUENCIES, 1e-6, window)
+        inv_rope_quant(query, batch.positions, FREQUENCIES, 8)
+        indexer_query(query[..., :128].contiguous(), weights, batch.positions, FREQUENCIES, index)
+
+    built = build(name, launch)
+    assert len(built) == 3
+    check(name, built)
+    if name in AMD:
+        assert all(kernel.count(r"(global|buffer)_load_dwordx4") for kernel in built)
+        assert all(kernel.count(r"(global|buffer)_load_(ubyte|ushort)") == 0 for kernel in built[1:])
