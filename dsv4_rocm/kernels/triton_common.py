@@ -3,6 +3,9 @@
 # Triton has no types for what a kernel takes.
 # mypy: disable-error-code="no-untyped-def"
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -165,3 +168,28 @@ def require_rows_of(op: str, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.stride(-1) != 1:
             raise ValueError(f"{op}: {name} must be contiguous in its last dimension, got strides {tensor.stride()}")
+
+
+def amd_options(**options: int) -> dict[str, int]:
+    """Compile options that only AMD's compiler knows; nothing elsewhere."""
+    return options if require_gpu().vendor is Vendor.AMD else {}
+
+
+@contextmanager
+def amd_compiler(async_copy: bool, buffer_ops: bool) -> Iterator[None]:
+    """Forbid AMD's compiler something in kernels that are compiled inside; costs nothing once they are.
+
+    Args:
+        async_copy: copies from memory to LDS that pass by the registers.
+        buffer_ops: accesses through buffer descriptors, which it chooses for tensors below 2 GiB.
+    """
+    amd = triton.knobs.amd
+    before = amd.use_async_copy, amd.use_buffer_ops
+    if not async_copy:
+        amd.use_async_copy = False
+    if not buffer_ops:
+        amd.use_buffer_ops = False
+    try:
+        yield
+    finally:
+        amd.use_async_copy, amd.use_buffer_ops = before
