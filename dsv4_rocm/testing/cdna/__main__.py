@@ -35,7 +35,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "run":
             command.add_argument("--args", type=Path, required=True, help="YAML run file, see below")
             command.add_argument("--schedule", default="lockstep", help="lockstep, forward, reverse or random:SEED")
-            command.add_argument("--checks", default="all", help="all, none or waits,hazards,races,uninitialised")
+            command.add_argument(
+                "--checks", default="all", help="all, none or waits,barriers,hazards,races,uninitialised"
+            )
     return parser
 
 

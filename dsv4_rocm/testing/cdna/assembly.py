@@ -19,11 +19,29 @@ _COMMA = re.compile(r",\s*(?![^\[\(]*[\]\)])")
 _DIRECTIVE = re.compile(r"^\s*\.amdhsa_(\w+)\s+(\S+)")
 _FILE = re.compile(r'^\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"')
 _MODIFIER = re.compile(
-    r"^(offset|offset0|offset1|op_sel|op_sel_hi|neg_lo|neg_hi|src0_sel|src1_sel|dst_sel|dst_unused|bitop3|cbsz|blgp|abid"
-    r"|quad_perm|row_shl|row_shr|row_ror|row_bcast|row_newbcast|row_mask|bank_mask|bound_ctrl|wave_shl|wave_rol|wave_shr"
-    r"|wave_ror|fmt|mul|div|byte_sel|matrix_a_fmt|matrix_b_fmt):(\[[^\]]*\]|\S+)$"
+    r"^(offset|offset0|offset1|op_sel|op_sel_hi|neg_lo|neg_hi|src0_sel|src1_sel|dst_sel|dst_unused|bitop3|cbsz|blgp"
+    r"|abid|quad_perm|row_shl|row_shr|row_ror|row_bcast|row_newbcast|row_mask|bank_mask|bound_ctrl|wave_shl|wave_rol"
+    r"|wave_shr|wave_ror|fmt|mul|div|byte_sel|matrix_a_fmt|matrix_b_fmt):(\[[^\]]*\]|\S+)$"
 )
-_FLAGS = frozenset(["off", "offen", "idxen", "lds", "glc", "slc", "sc0", "sc1", "nt", "gds", "clamp", "row_mirror", "row_half_mirror", "tfe", "scc"])
+_FLAGS = frozenset(
+    [
+        "off",
+        "offen",
+        "idxen",
+        "lds",
+        "glc",
+        "slc",
+        "sc0",
+        "sc1",
+        "nt",
+        "gds",
+        "clamp",
+        "row_mirror",
+        "row_half_mirror",
+        "tfe",
+        "scc",
+    ]
+)
 _TOKEN = re.compile(r"\w+:\[[^\]]*\]|\S+\[[^\]]*\]|hwreg\([^)]*\)|gpr_idx\([^)]*\)|\S+")
 _MNEMONIC = re.compile(r"^([a-z]\w*)\s*(.*)$")
 

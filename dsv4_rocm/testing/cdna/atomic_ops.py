@@ -23,7 +23,8 @@ def _as(dtype: Any, function: Callable[[Array, Array], Any]) -> Update:
 def _packed_bf16(old: Array, new: Array) -> Array:
     low = (old << U32(16)).view(F32) + (new << U32(16)).view(F32)
     high = (old & U32(0xFFFF0000)).view(F32) + (new & U32(0xFFFF0000)).view(F32)
-    return bf16_round(low) | (bf16_round(high) << U32(16))
+    result: Array = bf16_round(low) | (bf16_round(high) << U32(16))
+    return result
 
 
 UPDATES: dict[str, Update] = {

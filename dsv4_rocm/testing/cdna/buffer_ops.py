@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,12 @@ from dsv4_rocm.testing.cdna.waves import Group
 Locate = Callable[[Group], tuple[Array, Array]]
 
 
-def _wide(w: Group, reg: int) -> Array:
+def _wide(w: Group, reg: int) -> Any:
     return np.asarray(w.row(reg)).astype(I64)
+
+
+def _of_lanes(value: Any, active: Array) -> Any:
+    return value[active] if np.ndim(value) else value
 
 
 def _locate(ins: Instruction, vector: Operand, resource: int, scalar: Operand, nbytes: int) -> Locate:
@@ -34,13 +39,13 @@ def _locate(ins: Instruction, vector: Operand, resource: int, scalar: Operand, n
         inside = np.full(len(active), offset, I64)
         if by_offset:
             inside += w.R[vector.reg + (1 if by_index else 0)][active]
-        shift = I64(scalar.value) if scalar.kind == "c" else _wide(w, scalar.reg)
+        shift: Any = I64(scalar.value) if scalar.kind == "c" else _wide(w, scalar.reg)
         low, high, records = _wide(w, resource), _wide(w, resource + 1), _wide(w, resource + 2)
         if ((high >> 31) & 1).any():
             raise EmulationError("a swizzled buffer resource is not modelled")
-        base = low | (high & 0xFFFF) << 32
-        stride = (high >> 16) & 0x3FFF
-        base, shift, stride, records = (x[active] if x.ndim else x for x in (base, shift, stride, records))
+        base: Any = low | (high & 0xFFFF) << 32
+        stride: Any = (high >> 16) & 0x3FFF
+        base, shift, stride, records = (_of_lanes(x, active) for x in (base, shift, stride, records))
         # raw buffers count records in bytes, structured ones (stride, index) in elements
         raw = inside + nbytes <= records - np.where(shift < records, shift, 0)
         structured = (index < records) & (inside + nbytes <= np.where(stride == 0, inside + nbytes, stride))

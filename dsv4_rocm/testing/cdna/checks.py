@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NAMES = ("waits", "hazards", "races", "uninitialised")
+NAMES = ("waits", "barriers", "hazards", "races", "uninitialised")
 
 
 @dataclass(frozen=True)
 class Checks:
-    """waits: registers used before their load was waited for. hazards: wait states left to s_nop. races: LDS and global
-    memory inside a workgroup. uninitialised: undefined values that reach a store, an address or a branch. Bounds and
-    alignment are always checked."""
+    """One switch a kind of finding; bounds and alignment are always checked.
+
+    waits: registers used before their load was waited for. barriers: LDS writes not waited for at a barrier. hazards:
+    wait states left to s_nop. races: LDS and global memory inside a workgroup. uninitialised: undefined values that
+    reach a store, an address or a branch.
+    """
 
     waits: bool = True
+    barriers: bool = True
     hazards: bool = True
     races: bool = True
     uninitialised: bool = True

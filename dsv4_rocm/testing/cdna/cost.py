@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
 
 from dsv4_rocm.testing.cdna.assembly import Instruction
 from dsv4_rocm.testing.cdna.effects import TRANSCENDENTAL
@@ -71,10 +73,43 @@ def lds_bytes(ins: Instruction) -> int:
     return width * (2 if re.match(r"^ds_(read|write)2", ins.op) else 1)
 
 
+def _row(ins: Instruction) -> dict[str, int]:
+    """What one execution by one wave adds to the statistics."""
+    family, out = ins.family, {"instructions": 1}
+    if family == "mfma":
+        out["mfma_clocks"] = mfma_clocks(ins)
+    elif family == "valu":
+        kind = "trans_clocks" if clocks(ins) == TRANS_CLOCKS else "valu_clocks"
+        out[kind] = clocks(ins)
+    elif family == "lds":
+        out |= {"lds_instructions": 1, "lds_bytes": WAVE * lds_bytes(ins)}
+    elif family == "scratch":
+        out |= {"scratch_instructions": 1, "scratch_bytes": WAVE * memory_bytes(ins)}
+    elif family in ("global", "flat", "buffer"):
+        out |= {"memory_instructions": 1, "memory_bytes": WAVE * memory_bytes(ins)}
+    elif ins.op.startswith("s_"):
+        out["scalar_instructions"] = 1
+    return out
+
+
+class CostTable:
+    """The statistics of every instruction of a program as columns, so that a launch is a few dot products."""
+
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
+        rows = [_row(ins) for ins in instructions]
+        names = {name for row in rows for name in row}
+        self.columns = {name: np.array([row.get(name, 0) for row in rows], np.int64) for name in sorted(names)}
+        places: dict[str, list[int]] = {}
+        for ins in instructions:
+            places.setdefault(ins.op, []).append(ins.index)
+        self.places = {op: np.array(found) for op, found in places.items()}
+
+
 class Stats:
     """Dynamic counts of one launch or several.
 
-    `issue_clocks` are clocks summed over waves (one SIMD each); bytes count 64 lanes an instruction. No time is measured.
+    `issue_clocks` are clocks summed over waves (one SIMD each); bytes count 64 lanes an instruction. No time is
+    measured.
     """
 
     def __init__(self) -> None:
@@ -84,7 +119,7 @@ class Stats:
         self.scalar_instructions = self.lds_instructions = self.memory_instructions = self.scratch_instructions = 0
         self.lds_bytes = self.memory_bytes = self.scratch_bytes = 0
         self.lds_clocks = 0.0  # of a CU, conflict-free
-        self.conflict_clocks = 0.0  # estimated extra, from the first execution of each LDS instruction
+        self.conflict_clocks = 0.0  # estimated extra, from the first execution of each LDS instruction of the program
         self.seconds = 0.0
         self.launches = 0
 
@@ -96,37 +131,19 @@ class Stats:
     def mfma_share(self) -> float:
         return self.mfma_clocks / max(1, self.issue_clocks)
 
-    def add(self, instructions: Iterable[Instruction], counts: Iterable[int], conflicts: dict[int, float]) -> None:
-        """Account for `counts` executions (of a wave each) of every instruction."""
-        for ins, count in zip(instructions, counts, strict=True):
-            if count:
-                self._one(ins, count, conflicts.get(ins.index, 1.0))
-
-    def _one(self, ins: Instruction, count: int, conflict: float) -> None:
-        self.instructions += count
-        self.by_opcode[ins.op] = self.by_opcode.get(ins.op, 0) + count
-        family = ins.family
-        if family == "mfma":
-            self.mfma_clocks += count * mfma_clocks(ins)
-        elif family == "valu":
-            if clocks(ins) == TRANS_CLOCKS:
-                self.trans_clocks += count * TRANS_CLOCKS
-            else:
-                self.valu_clocks += count * VALU_CLOCKS
-        elif family == "lds":
-            moved = count * WAVE * lds_bytes(ins)
-            self.lds_instructions += count
-            self.lds_bytes += moved
-            self.lds_clocks += moved / LDS_BYTES_PER_CLOCK
+    def add(self, table: CostTable, counts: Sequence[int], conflicts: dict[int, float]) -> None:
+        """Account for `counts` executions (of a wave each) of every instruction of a program."""
+        times = np.array(counts, np.int64)
+        for name, column in table.columns.items():
+            setattr(self, name, getattr(self, name) + int(times @ column))
+        self.lds_clocks = self.lds_bytes / LDS_BYTES_PER_CLOCK
+        for index, conflict in conflicts.items():
+            moved = int(times[index] * table.columns["lds_bytes"][index])
             self.conflict_clocks += (conflict - 1) * moved / LDS_BYTES_PER_CLOCK
-        elif family == "scratch":
-            self.scratch_instructions += count
-            self.scratch_bytes += count * WAVE * memory_bytes(ins)
-        elif family in ("global", "flat", "buffer"):
-            self.memory_instructions += count
-            self.memory_bytes += count * WAVE * memory_bytes(ins)
-        elif ins.op.startswith("s_"):
-            self.scalar_instructions += count
+        for op, places in table.places.items():
+            count = int(times[places].sum())
+            if count:
+                self.by_opcode[op] = self.by_opcode.get(op, 0) + count
 
     def summary(self) -> dict[str, float]:
         """The figures under the names the command line prints."""

@@ -29,8 +29,8 @@ def three(size: Size) -> tuple[int, int, int]:
 class Device:
     """A gfx942 or gfx950 made of numpy.
 
-    As a context manager it is Triton's active device, and `kernel[grid](cpu tensors...)` runs on it; the driver that was
-    active before comes back at the end. Devices nest.
+    As a context manager it is Triton's active device, and `kernel[grid](cpu tensors...)` runs on it; the driver that
+    was active before comes back at the end. Devices nest.
 
     Attributes:
         stats: statistics of the last launch.
@@ -149,7 +149,7 @@ def device(
 
     Args:
         arch: "gfx942" or "gfx950".
-        checks: "all", "none" or a comma-separated choice of waits, hazards, races, uninitialised.
+        checks: "all", "none" or a comma-separated choice of waits, barriers, hazards, races, uninitialised.
         schedule: "lockstep" (waves at one place run together), or one wave after another between barriers in
             "forward", "reverse" or "random:SEED" order. Race-free kernels give the same bits under each.
         max_steps: wave instructions after which a launch counts as an endless loop.

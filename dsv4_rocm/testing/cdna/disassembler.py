@@ -15,7 +15,7 @@ _LINE_BYTES = 512
 
 
 def library() -> Path:
-    """The LLVM shared library of rocm-llvm-python. Raises EmulationError, saying what to install, where it is missing."""
+    """The LLVM shared library of rocm-llvm-python; EmulationError says what to install where it is missing."""
     try:
         spec = importlib.util.find_spec("rocm.llvm")
     except ModuleNotFoundError:

@@ -15,14 +15,14 @@ _NO_OPERANDS = re.compile(
     r"|ttracedata|wakeup|set_gpr_idx_(off|mode)|sethalt|trap|incperflevel|decperflevel|clause|code_end|sendmsg\w*)$"
 )
 _NO_SCC = re.compile(
-    r"^s_(mov|movk|cmov|cselect|mul|mulk|brev|ff[01]|flbit|sext|pack|bitset|bfm|getreg|getpc|memtime|memrealtime|load|setvskip"
-    r"|set_gpr_idx|quadmask_never)"
+    r"^s_(mov|movk|cmov|cselect|mul|mulk|brev|ff[01]|flbit|sext|pack|bitset|bfm|getreg|getpc|memtime|memrealtime|load"
+    r"|setvskip|set_gpr_idx)"
 )
 _READS_SCC = re.compile(r"^s_(addc|subb|cselect|cmov|cbranch_scc)")
 _COMPARE = re.compile(r"^s_(cmp|cmpk|bitcmp)")
 _TWO_RESULTS = re.compile(r"^v_(\w+_co_(ci_)?u32|div_scale_\w+|mad_(u64_u32|i64_i32))")
 _READS_RESULT = re.compile(
-    r"^v_(fmac|mac|pk_fmac|dot2c|dot4c|dot8c|writelane|swap|permlane\w+swap|cvt_pk_(fp8|bf8)_f32|cvt_sr|fmamix|mad_mix"
+    r"^v_(fmac|mac|pk_fmac|dot2c|dot4c|dot8c|writelane|swap|permlane\w+swap|cvt_pk_(fp8|bf8)_f32|cvt_sr|fma_mix(lo|hi)|mad_mix(lo|hi)"
     r"|cvt_scalef32_pk_(fp8|bf8|fp4))"
 )
 _PACKED_WORDS = re.compile(r"^v_pk_(mul_f32|add_f32|fma_f32|mov_b32)$")
@@ -128,7 +128,8 @@ def packed_words(ins: Instruction) -> tuple[set[int], set[int]]:
     else:
         choices = (list(zip(sources, low, strict=False)), list(zip(sources, high, strict=False)))
     found = [
-        set().union(*(registers(Operand(o.kind, o.reg + word)) for o, word in half if o.kind in "vs")) for half in choices
+        set().union(*(registers(Operand(o.kind, o.reg + word)) for o, word in half if o.kind in "vs"))
+        for half in choices
     ]
     return found[0], found[1]
 

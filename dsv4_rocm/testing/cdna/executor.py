@@ -83,6 +83,7 @@ class Executor:
         data = np.frombuffer(launch.kernarg, U8)
         kernarg = launch.arena.add(len(data), data)
         wg = Workgroup(self.program.registers, self.waves, launch.arena, launch.lds_bytes, scratch, launch.checks)
+        wg.conflicts = self.program.conflicts
         first = True
         with np.errstate(all="ignore"):
             for z in range(launch.grid[2]):
@@ -98,7 +99,7 @@ class Executor:
             for index in range(begin, self.program.blocks[begin].stop):
                 counts[index] += count
         launch.counts = counts
-        stats.add(self.program.instructions, counts, wg.conflicts)
+        stats.add(self.program.costs, counts, self.program.conflicts)
         stats.seconds, stats.launches = time.perf_counter() - start, 1
         return stats
 
@@ -206,7 +207,7 @@ class Executor:
         return out
 
     def _run_block(self, g: Group) -> list[Group]:
-        """Run one basic block. Groups that reached a barrier come back with their pc inverted, ended ones not at all."""
+        """Run one basic block. Groups at a barrier come back with their pc inverted, ended ones not at all."""
         block = self.program.blocks.get(g.pc)
         if block is None:
             raise EmulationError(f"{self.place}: execution ran past the end of the program")

@@ -113,7 +113,8 @@ def bf16_round(x: Array) -> Array:
 def fma32(a: Array, b: Array, c: Array) -> Array:
     """fp32 fused multiply-add through fp64 (the product is exact there; the sum is rounded twice)."""
     product = np.multiply(a, b, dtype=F64)
-    return np.add(product, c, dtype=F64).astype(F32)
+    result: Array = np.add(product, c, dtype=F64).astype(F32)
+    return result
 
 
 def exponent_field(x: Array) -> Array:

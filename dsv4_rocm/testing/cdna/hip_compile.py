@@ -12,7 +12,9 @@ from pathlib import Path
 from dsv4_rocm.testing.cdna.errors import EmulationError
 
 PACKAGE = "ziglang==0.17.1"
-_TO_BITCODE = "--target=x86_64-unknown-linux-gnu -x hip --cuda-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -nostdinc"
+_TO_BITCODE = (
+    "--target=x86_64-unknown-linux-gnu -x hip --cuda-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -nostdinc"
+)
 _TO_OBJECT = "--target=amdgcn-amd-amdhsa -nogpulib -O3 -c -x ir"
 
 

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 
 from dsv4_rocm.testing.cdna.errors import EmulationError
 
-HIDDEN = ["hidden_block_count_x", "hidden_block_count_y", "hidden_block_count_z", "hidden_group_size_x", "hidden_group_size_y", "hidden_group_size_z", "hidden_remainder_x", "hidden_remainder_y", "hidden_remainder_z", "hidden_grid_dims"]
+HIDDEN = [
+    "hidden_block_count_x",
+    "hidden_block_count_y",
+    "hidden_block_count_z",
+    "hidden_group_size_x",
+    "hidden_group_size_y",
+    "hidden_group_size_z",
+    "hidden_remainder_x",
+    "hidden_remainder_y",
+    "hidden_remainder_z",
+    "hidden_grid_dims",
+]
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,14 @@ class KernelInfo:
     resources: dict[str, int] = field(default_factory=dict)
 
 
-RESOURCES = ["vgpr_count", "agpr_count", "sgpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"]
+RESOURCES = [
+    "vgpr_count",
+    "agpr_count",
+    "sgpr_count",
+    "vgpr_spill_count",
+    "sgpr_spill_count",
+    "private_segment_fixed_size",
+]
 
 
 def _number(name: str, text: str, default: int = 0) -> int:

@@ -62,7 +62,7 @@ def swizzle_source(pattern: Any) -> Array:
     if isinstance(pattern, int):
         if pattern & 0x8000:
             quad = np.array([(pattern >> (2 * k)) & 3 for k in range(4)])
-            return (lane & ~3) + quad[lane & 3]
+            return np.asarray((lane & ~3) + quad[lane & 3])
         return _bitmask(pattern & 31, (pattern >> 5) & 31, (pattern >> 10) & 31)
     match = re.match(r"swizzle\((\w+),(.*)\)$", str(pattern))
     if not match:
@@ -75,7 +75,8 @@ def swizzle_source(pattern: Any) -> Array:
     if kind == "BROADCAST":
         return (lane & ~(int(args[0]) - 1)) | int(args[1])
     if kind == "QUAD_PERM":
-        return (lane & ~3) + np.array([int(a) for a in args])[lane & 3]
+        quad = np.array([int(a) for a in args])
+        return np.asarray((lane & ~3) + quad[lane & 3])
     if kind == "BITMASK_PERM":
         letters = args[0].strip('"')
         weigh = {
@@ -98,5 +99,6 @@ def transposed_elements(blocks: Array, bits: int) -> Array:
     groups = elements.reshape(-1, per, 16)  # [block, row, column]
     out = np.ascontiguousarray(groups.transpose(0, 2, 1)).reshape(-1, per)
     if bits == 4:
-        return (out[:, 0::2] | (out[:, 1::2] << 4)).astype(np.uint8)
+        result: Array = (out[:, 0::2] | (out[:, 1::2] << 4)).astype(np.uint8)
+        return result
     return out.view(np.uint8).reshape(-1, 8)

@@ -30,7 +30,7 @@ class Lds:
         self.written = zeros(self.pitch if self.races else 0)
         self.clash = zeros(self.pitch if self.races else 0)
         self.written_views, self.clash_views = views(self.written), views(self.clash)
-        self.dirty = False
+        self.dirty = self.atomics = False
         self.log: list[Access] = []
         rows = waves if self.races else 0
         # one row of bytes a wave; rows are padded so that every width divides them
@@ -56,6 +56,7 @@ class Lds:
         rows = waves * (self.pitch // width)
         self.touched_views[kind][width][index + (rows if index.ndim == 1 else rows[:, None])] = ONES[width]
         self.dirty = True
+        self.atomics = self.atomics or kind == "atomic"
         self.log.append((ins, address, nbytes, waves))
 
     def _compare(self, width: int, index: Array, units: Array) -> None:
@@ -145,34 +146,24 @@ class Lds:
         self.written[:] = 0
         self.clash[:] = 0
         self.log.clear()
-        self.dirty = False
+        self.dirty = self.atomics = False
 
     def _conflicts(self) -> int | None:
         """First byte that two waves touched, one of them writing (atomics do not race with each other)."""
-        rows = {k: v[: self.waves * self.pitch].view(U64).reshape(self.waves, -1) for k, v in self.touched.items()}
-        several = np.zeros(self.pitch // 8, U64)
-        plain = np.zeros_like(several)  # written plainly by an earlier wave
+        size = self.waves * self.pitch
+        rows = {kind: data[:size].view(U64).reshape(self.waves, -1) for kind, data in self.touched.items()}
         clash = self.clash.view(U64)
-        shared = np.zeros_like(several)  # read or updated atomically by an earlier wave
-        for wave in range(self.waves):
-            write, atomic = rows["write"][wave], rows["atomic"][wave]
-            other = rows["read"][wave] | atomic
-            several |= write & (plain & clash | shared) | other & plain
-            several |= atomic & self._reads_before(rows["read"], wave) | rows["read"][wave] & self._atomics_before(
-                rows["atomic"], wave
-            )
-            plain |= write
-            shared |= other
-        hit = np.flatnonzero(several.view(U8))
-        return int(hit[0]) if len(hit) else None
-
-    def _reads_before(self, reads: Array, wave: int) -> Array:
-        out: Array = np.bitwise_or.reduce(reads[:wave], 0) if wave else np.zeros_like(reads[0])
-        return out if self.touched["atomic"].any() else np.zeros_like(out)
-
-    def _atomics_before(self, atomics: Array, wave: int) -> Array:
-        out: Array = np.bitwise_or.reduce(atomics[:wave], 0) if wave else np.zeros_like(atomics[0])
-        return out
+        bad = np.zeros(self.pitch // 8, U64)
+        written, read, updated = np.zeros_like(bad), np.zeros_like(bad), np.zeros_like(bad)  # by earlier waves
+        for write, load, atomic in zip(rows["write"], rows["read"], rows["atomic"], strict=True):
+            bad |= write & (written & clash | read) | load & written
+            if self.atomics:
+                bad |= write & updated | atomic & (written | read) | load & updated
+                updated |= atomic
+            written |= write
+            read |= load
+        hit = np.flatnonzero(bad)
+        return int(np.flatnonzero(bad.view(U8))[0]) if len(hit) else None
 
     def _explain(self, byte: int) -> Finding:
         seen: dict[int, str] = {}

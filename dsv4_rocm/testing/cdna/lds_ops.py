@@ -32,7 +32,7 @@ def _address(w: Group, reg: int, offset: int) -> tuple[Array, Array]:
 
 
 def _note_conflicts(w: Group, ins: Instruction, address: Array, lanes: Array, nbytes: int) -> None:
-    """Bank conflicts are estimated on the first execution of an instruction in a launch."""
+    """Bank conflicts are estimated on the first execution of an instruction of a program."""
     if ins.index not in w.wg.conflicts:
         first = address[lanes >> 6 == lanes[0] >> 6] if len(lanes) else address
         w.wg.conflicts[ins.index] = bank_conflicts(first, nbytes) if len(first) else 1.0

@@ -62,7 +62,7 @@ def from_words(words: Array, nbytes: int, width: int) -> Array:
 
 
 class Arena:
-    """Global memory: buffers at virtual addresses with guard gaps between them; only bytes of a buffer may be touched."""
+    """Global memory: buffers at virtual addresses with guard gaps; only bytes of a buffer may be touched."""
 
     BASE = 0x7F0000000000
     GAP = 4096

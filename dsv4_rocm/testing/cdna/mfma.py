@@ -75,7 +75,8 @@ def element_k(shape: Shape, element: str) -> Array:
     """K index held by (element e of a lane, lane group g): int [per_lane, groups]."""
     e, g = np.arange(shape.per_lane)[:, None], np.arange(shape.groups)[None, :]
     if shape.in_halves(element):
-        return (e // 16) * (16 * shape.groups) + g * 16 + e % 16
+        result: Array = (e // 16) * (16 * shape.groups) + g * 16 + e % 16
+        return result
     return g * shape.per_lane + e
 
 
@@ -84,7 +85,8 @@ def output_row(shape: Shape) -> Array:
     r, lane = np.arange(shape.outputs)[:, None], np.arange(64)[None, :]
     if shape.dim == 16:
         return 4 * (lane // 16) + r
-    return 8 * (r // 4) + 4 * (lane // 32) + r % 4
+    result: Array = 8 * (r // 4) + 4 * (lane // 32) + r % 4
+    return result
 
 
 def codes(block: Array, bits: int, count: int) -> Array:
@@ -99,7 +101,8 @@ def codes(block: Array, bits: int, count: int) -> Array:
     if bits == 4:
         return np.stack([raw & 15, raw >> 4], 2).reshape(lanes, -1)[:, :count]
     flags = np.unpackbits(raw, axis=1, bitorder="little")[:, : count * bits].reshape(lanes, count, bits)
-    return (flags * (1 << np.arange(bits, dtype=U8))).sum(2).astype(U8)
+    result: Array = (flags * (1 << np.arange(bits, dtype=U8))).sum(2).astype(U8)
+    return result
 
 
 def decode(code: Array, element: str, arch: str) -> Array:

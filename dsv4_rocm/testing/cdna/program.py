@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dsv4_rocm.testing.cdna.assembly import Instruction, Run, parse, parse_line
 from dsv4_rocm.testing.cdna.buffer_ops import compile_buffer
 from dsv4_rocm.testing.cdna.checks import Checks
+from dsv4_rocm.testing.cdna.cost import CostTable
 from dsv4_rocm.testing.cdna.effects import annotate, fill_registers, is_load_to_lds
 from dsv4_rocm.testing.cdna.errors import EmulationError
 from dsv4_rocm.testing.cdna.lds_ops import compile_lds
@@ -115,8 +116,10 @@ class Program:
         vector = [r for ins in self.instructions for r in ins.touch if r < 512]
         indexed = any(ins.op.startswith("s_set_gpr_idx") for ins in self.instructions)
         self.registers = 512 if indexed else max(vector, default=0) + 1
-        self.scoreboard = Scoreboard(self.instructions, arch, checks.waits, checks.hazards)
+        self.scoreboard = Scoreboard(self.instructions, arch, checks)
         self.scalars = frozenset(r for ins in self.instructions for r in ins.touch if r >= 512)
+        self.costs = CostTable(self.instructions)
+        self.conflicts: dict[int, float] = {}  # LDS bank conflicts, from the first execution of an instruction
         self.has_transfers = any(is_load_to_lds(ins) for ins in self.instructions)
         if self.has_transfers:
             self._follow_transfers()

@@ -64,7 +64,7 @@ class GlobalRaces:
             raise self._explain(int(second[0][k]), (int(lowest[low[k]]), int(highest[low[k]]), int(second[1][k])))
 
     def _explain(self, byte: int, waves: tuple[int, ...]) -> Finding:
-        seen = {}
+        seen: dict[int, str] = {}
         for kind in ("write", "atomic", "read"):
             for ins, offset, nbytes, wave in self.log[kind]:
                 for k in np.flatnonzero((offset <= byte) & (offset + nbytes > byte)):

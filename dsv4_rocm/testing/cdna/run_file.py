@@ -73,9 +73,9 @@ def _shape(entry: dict[str, Any]) -> list[int]:
 
 
 def read(path: Path) -> RunFile:
-    """Read a run file; arrays to load or save are relative to it. Raises EmulationError with an example on bad input."""
+    """Read a run file; arrays to load or save are relative to it. EmulationError with an example on bad input."""
     try:
-        import yaml
+        import yaml  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         raise EmulationError("reading the run file needs `pip install pyyaml`") from None
     data = yaml.safe_load(path.read_text())

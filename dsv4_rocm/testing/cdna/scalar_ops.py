@@ -15,7 +15,23 @@ from dsv4_rocm.testing.cdna.waves import Group, Scalar
 
 Read = Callable[[Group], Scalar]
 IGNORED = frozenset(
-    ["s_nop", "s_waitcnt", "s_setprio", "s_sleep", "s_icache_inv", "s_dcache_wb", "s_dcache_inv", "s_inst_prefetch", "s_ttracedata", "s_wakeup", "s_sethalt", "s_incperflevel", "s_decperflevel", "s_clause", "s_code_end"]
+    [
+        "s_nop",
+        "s_waitcnt",
+        "s_setprio",
+        "s_sleep",
+        "s_icache_inv",
+        "s_dcache_wb",
+        "s_dcache_inv",
+        "s_inst_prefetch",
+        "s_ttracedata",
+        "s_wakeup",
+        "s_sethalt",
+        "s_incperflevel",
+        "s_decperflevel",
+        "s_clause",
+        "s_code_end",
+    ]
 )
 COMPARE = {
     "eq": operator.eq,
@@ -140,7 +156,7 @@ def read32(o: Operand) -> Read:
     if o.kind == "s":
         reg = o.reg
         if reg == SCC:
-            return lambda w: w.S[SCC]  # type: ignore[no-any-return]
+            return lambda w: w.S[SCC]
         return lambda w: w.s32(reg)
     value = o.value & M32
     return lambda w: value

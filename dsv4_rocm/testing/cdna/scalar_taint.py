@@ -65,6 +65,11 @@ def _logic_bits(w: Group, ins: Instruction, operation: str, high: int) -> int:
 def step(w: Group, ins: Instruction) -> None:
     """Run a scalar instruction together with its effect on undefined bits."""
     tainted = sorted(ins.reads & w.undef)
+    if not tainted:
+        ins.run(w)
+        for reg in ins.writes:
+            mark(w, reg - S_BASE, 0)
+        return
     if ins.family == "smem" and tainted:
         raise Finding("uninitialised", f"undefined s{tainted[0] - S_BASE} is used as an address")
     match = _LOGIC.match(ins.op)

@@ -1,7 +1,7 @@
 """Waits and hazards of a wave as a state machine over basic blocks; every (block, state) is worked out once.
 
-What is pending depends on the instructions a wave executed, not on its data, so states are shared by all waves, workgroups
-and launches of a program.
+What is pending depends on the instructions a wave executed, not on its data, so states are shared by all waves,
+workgroups and launches of a program.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dsv4_rocm.testing.cdna import hazards
 from dsv4_rocm.testing.cdna.assembly import Instruction
+from dsv4_rocm.testing.cdna.checks import Checks
 from dsv4_rocm.testing.cdna.effects import registers, returns_value
 from dsv4_rocm.testing.cdna.errors import Finding
 
@@ -57,9 +58,10 @@ def results(ins: Instruction) -> frozenset[int]:
 class Scoreboard:
     """State machine of one program."""
 
-    def __init__(self, instructions: list[Instruction], arch: str, waits: bool = True, hazard: bool = True) -> None:
+    def __init__(self, instructions: list[Instruction], arch: str, checks: Checks | None = None) -> None:
         self.instructions, self.arch = instructions, arch
-        self.waits, self.hazard = waits, hazard
+        checks = checks or Checks()
+        self.waits, self.barriers, self.hazard = checks.waits, checks.barriers, checks.hazards
         self.states: list[State] = [State()]
         self.ids: dict[State, int] = {State(): 0}
         self.memo: dict[tuple[int, int, int], int] = {}
@@ -127,7 +129,11 @@ class Scoreboard:
         for queue, counter in ((vector, "vmcnt"), (local, "lgkmcnt")):
             for index in queue:
                 earlier = self.instructions[index]
-                if ins.op == "s_barrier" and earlier.op.startswith(("ds_write", "ds_add", "ds_max", "ds_min", "ds_or")):
+                if (
+                    self.barriers
+                    and ins.op == "s_barrier"
+                    and earlier.op.startswith(("ds_write", "ds_add", "ds_max", "ds_min", "ds_or"))
+                ):
                     text = f"s_barrier while an LDS write has not been waited for ({counter}): {earlier.where}"
                     raise Finding("wait", text, at=ins.where)
                 shared = results(earlier) & ins.touch
@@ -149,13 +155,19 @@ class Scoreboard:
         first = min(ids)
         return f"v{first}" if first < 256 else f"a{first - 256}" if first < 512 else f"s{first - 512}"
 
+    def _superseded(self, index: int, newer: tuple[tuple[int, int], ...], ins: Instruction) -> bool:
+        """Whether later results lie over everything of an earlier one that `ins` touches: then those decide."""
+        shared = self.instructions[index].writes & ins.touch
+        later = frozenset().union(*(self.instructions[k].writes for k, _ in newer))
+        return bool(shared) and shared <= later
+
     def _hazards(self, recent: tuple[tuple[int, int], ...], ins: Instruction) -> tuple[tuple[int, int], ...]:
-        for index, age in recent:
+        for place, (index, age) in enumerate(recent):
             key = (index, ins.index)
             need = self.needs.get(key)
             if need is None:
                 need = self.needs[key] = hazards.needed(self.instructions[index], ins, self.arch)
-            if need[0] > age:
+            if need[0] > age and not self._superseded(index, recent[place + 1 :], ins):
                 text = f"{need[1]}: {need[0]} wait states needed, {age} given, after {self.instructions[index].where}"
                 raise Finding("hazard", text, at=ins.where)
         states = hazards.wait_states(ins)

@@ -27,7 +27,8 @@ class Scratch:
                 f"scratch {what} of {nbytes} bytes at {int(address[k]):#x} is outside the {self.size} bytes of a lane"
             )
             raise Finding("bounds", text, int(lanes[k]))
-        return address + lanes * self.pitch
+        result: Array = address + lanes * self.pitch
+        return result
 
     def load(self, address: Array, nbytes: int, lanes: Array) -> tuple[Array, Array | None]:
         """Values and undefined bits, like `Lds.load`."""

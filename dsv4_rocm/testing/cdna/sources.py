@@ -165,5 +165,5 @@ def sdwa(o: Operand, selection: str | None, sixteen: bool) -> Source:
 
 def broadcast(w: Group, value: Any, dtype: Any = U32) -> Array:
     """A value over all lanes of the group as an array of its own kind."""
-    out = np.broadcast_to(np.asarray(value), w.lanes)
+    out = value if np.ndim(value) else np.full(w.lanes, value)
     return out if out.dtype == dtype else out.astype(dtype)

@@ -12,6 +12,7 @@ import numpy as np
 
 from dsv4_rocm.testing.cdna import scalar_taint
 from dsv4_rocm.testing.cdna.assembly import Instruction
+from dsv4_rocm.testing.cdna.cross_lane_ops import chosen_lanes
 from dsv4_rocm.testing.cdna.effects import base_name, packed_words, registers
 from dsv4_rocm.testing.cdna.errors import Finding
 from dsv4_rocm.testing.cdna.formats import BITS, M32, U32, Array
@@ -19,6 +20,7 @@ from dsv4_rocm.testing.cdna.half_table import HALF_OPS
 from dsv4_rocm.testing.cdna.lanes import dpp_source
 from dsv4_rocm.testing.cdna.mfma import output_row, shape_of
 from dsv4_rocm.testing.cdna.operands import EXEC, VCC, Operand
+from dsv4_rocm.testing.cdna.scalar_ops import read32
 from dsv4_rocm.testing.cdna.sources import SDWA
 from dsv4_rocm.testing.cdna.vector_table import permute
 from dsv4_rocm.testing.cdna.waves import S_BASE, Group, lanes_of, masks_of
@@ -50,11 +52,25 @@ def step(w: Group, ins: Instruction) -> None:
         return
     if ins.op.startswith("v_nop"):
         return
+    whole = w.mask is True or family == "mfma"
+    if whole and w.undef.isdisjoint(ins.reads) and "_dpp" not in ins.op:
+        ins.run(w)  # from defined values, into every lane: the result is defined
+        _define(w, ins)
+        return
     before = _matrix(w, ins) if family == "mfma" else _vector(w, ins)
     ins.run(w)
     if before is not None:
         before()
     _settle(w, ins)
+
+
+def _define(w: Group, ins: Instruction) -> None:
+    for reg in ins.writes:
+        if reg >= S_BASE:
+            scalar_taint.mark(w, reg - S_BASE, 0)
+        elif reg in w.undef:
+            _poison(w, reg)[...] = 0
+            w.undef.discard(reg)
 
 
 def _settle(w: Group, ins: Instruction) -> None:
@@ -70,7 +86,8 @@ def _settle(w: Group, ins: Instruction) -> None:
 
 def _poison(w: Group, reg: int) -> Array:
     assert w.poison is not None
-    return w.poison.bits[reg]
+    result: Array = w.poison.bits[reg]
+    return result
 
 
 def _write(w: Group, reg: int, bits: Array) -> None:
@@ -287,12 +304,14 @@ def _bitwise(w: Group, ins: Instruction, name: str) -> Array:
             return np.where(bits[1] != 0, ALL, bits[2])
         return (bits[0] << (_value(w, operands[1]) & U32(31))) | bits[2]
     out = np.bitwise_or.reduce(np.stack(bits), 0)
-    return out & U32(0xFFFF) if name.endswith("16") else out
+    result: Array = out & U32(0xFFFF) if name.endswith("16") else out
+    return result
 
 
 def _value(w: Group, operand: Operand) -> Array:
     if operand.kind == "v":
-        return w.values.bits[operand.reg]
+        result: Array = w.values.bits[operand.reg]
+        return result
     return np.asarray(w.row(operand.reg)) if operand.kind == "s" else np.asarray(U32(operand.value & M32))
 
 
@@ -340,9 +359,6 @@ def _to_scalar(w: Group, ins: Instruction) -> Callable[[], None]:
 
 
 def _write_lane(w: Group, ins: Instruction) -> Callable[[], None]:
-    from dsv4_rocm.testing.cdna.cross_lane_ops import chosen_lanes
-    from dsv4_rocm.testing.cdna.scalar_ops import read32
-
     source = ins.parsed[1]
     bits = w.undef_bits.get(source.reg, M32) if registers(source) & w.undef else 0
     lanes = chosen_lanes(w, read32(ins.parsed[2])(w))
@@ -356,15 +372,15 @@ def _write_lane(w: Group, ins: Instruction) -> Callable[[], None]:
 def _matrix(w: Group, ins: Instruction) -> Callable[[], None]:
     """An undefined element of A spoils its row of the result, one of B its column."""
     shape = shape_of(ins)
-    spoiled = []
+    spoiled: list[Array] = []
     for position, element in ((0, shape.a), (1, shape.b)):
         reg = ins.parsed[1 + position].reg
         block = w.poison.plane[reg : reg + shape.per_lane * BITS[element] // 32] if w.poison else w.V[:0]
-        bad = block.any(0)
+        bad = np.asarray(block.any(0))
         if shape.scaled:
             scale = _source_poison(w, ins.parsed[4 + position])
             bad = bad if scale is None else bad | (scale != 0)
-        spoiled.append(bad.reshape(w.count, shape.groups, shape.dim).any(1))
+        spoiled.append(np.asarray(bad.reshape(w.count, shape.groups, shape.dim).any(1)))
     rows, columns = output_row(shape), np.arange(64) % shape.dim
     bad_out = spoiled[0][:, rows] | spoiled[1][:, columns][:, None, :]  # [waves, outputs, 64]
     full = np.where(bad_out, ALL, U32(0)).transpose(1, 0, 2).reshape(shape.outputs, -1)

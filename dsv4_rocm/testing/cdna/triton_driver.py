@@ -8,12 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
-from triton.compiler.compiler import CompiledKernel
-from triton.runtime import driver as triton_runtime
-
 from dsv4_rocm.testing.cdna.kernel_info import from_assembly
 from dsv4_rocm.testing.cdna.program import LDS_LIMIT
 
@@ -90,8 +84,8 @@ class _Launcher:
         )
 
 
-class EmulatorDriver(DriverBase):
-    """Triton's view of an emulated device."""
+class EmulatorDriver:
+    """Triton's view of an emulated device; the interface is that of triton.backends.driver.DriverBase."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -111,7 +105,9 @@ class EmulatorDriver(DriverBase):
     def map_python_to_cpp_type(self, ty: str) -> str:
         return ty
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
         return GPUTarget("hip", self.device.arch, 64)
 
     def get_current_device(self) -> int:
@@ -123,10 +119,14 @@ class EmulatorDriver(DriverBase):
     def get_current_stream(self, number: int = 0) -> int:
         return 0
 
-    def get_active_torch_device(self) -> torch.device:
+    def get_active_torch_device(self) -> Any:
+        import torch
+
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
+        import torch
+
         return torch.cpu
 
     def get_benchmarker(self) -> Any:
@@ -137,7 +137,9 @@ class EmulatorDriver(DriverBase):
 
         return once
 
-    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+    def get_empty_cache_for_benchmark(self) -> Any:
+        import torch
+
         return torch.empty(1)
 
     def clear_cache(self, cache: Any) -> None:
@@ -156,6 +158,9 @@ class EmulatorDriver(DriverBase):
 @contextmanager
 def active(device: Device) -> Iterator[EmulatorDriver]:
     """Make `device` Triton's active device; everything is put back on the way out."""
+    from triton.compiler.compiler import CompiledKernel
+    from triton.runtime import driver as triton_runtime
+
     ours = EmulatorDriver(device)
     before = triton_runtime._active
     load_handles = CompiledKernel._init_handles

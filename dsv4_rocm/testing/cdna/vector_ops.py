@@ -204,6 +204,14 @@ def _plain(ins: Instruction, name: str, encoding: str) -> Run:
     return _into_row(d, op.out, lambda w: function(a(w), b(w), c(w)))
 
 
+def _as_signed64(source: Source) -> Source:
+    return lambda w: np.asarray(source(w)).view(I64)
+
+
+def _as_signed16(source: Source) -> Source:
+    return lambda w: (((source(w) & U32(0xFFFF)) ^ U32(0x8000)) - U32(0x8000)).view(I32)
+
+
 def _compare_sources(ins: Instruction, kind: str, encoding: str) -> list[Source]:
     pair = ins.parsed[-2:]
     letter = {"f32": "f", "i32": "i", "u32": "u", "f16": "x", "u16": "h", "i16": "h"}.get(kind)
@@ -211,10 +219,10 @@ def _compare_sources(ins: Instruction, kind: str, encoding: str) -> list[Source]
         return [sources.doubles(o) for o in pair]
     if letter is None:
         wide = [sources.pair(o) for o in pair]
-        return wide if kind == "u64" else [lambda w, g=g: np.asarray(g(w)).view(I64) for g in wide]
+        return wide if kind == "u64" else [_as_signed64(g) for g in wide]
     found = getters(ins, VectorOp(letter * 2, "u", np.equal), pair, encoding)
     if kind == "i16":
-        return [lambda w, g=g: (((g(w) & U32(0xFFFF)) ^ U32(0x8000)) - U32(0x8000)).view(I32) for g in found]
+        return [_as_signed16(g) for g in found]
     return found
 
 

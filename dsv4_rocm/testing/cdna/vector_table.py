@@ -68,7 +68,8 @@ def _u24(a: Any) -> Any:
 
 def _funnel(a: Any, b: Any, shift: Any) -> Array:
     wide = (np.asarray(a).astype(U64) << U64(32)) | b
-    return (wide >> np.asarray(shift).astype(U64)).astype(U32)
+    result: Array = (wide >> np.asarray(shift).astype(U64)).astype(U32)
+    return result
 
 
 def _perm_terms(selector: int) -> tuple[int, list[tuple[int, int, int]]]:
@@ -127,7 +128,8 @@ def _reverse_bits(a: Any) -> Array:
 
 
 def _high_product(a: Any, b: Any, wide: type) -> Array:
-    return ((np.asarray(a).astype(wide) * np.asarray(b).astype(wide)) >> wide(32)).astype(I64).astype(U32)
+    result: Array = ((np.asarray(a).astype(wide) * np.asarray(b).astype(wide)) >> wide(32)).astype(I64).astype(U32)
+    return result
 
 
 def _first_bit_high(a: Any) -> Array:
@@ -145,7 +147,8 @@ def _count_below(high: bool) -> Callable[..., Array]:
     def run(a: Any, b: Any, lane: Array) -> Array:
         bits = np.clip(lane - 32, 0, 32) if high else np.minimum(lane, 32)
         below = ((U64(1) << bits.astype(U64)) - U64(1)).astype(U32)
-        return np.bitwise_count(a & below).astype(U32) + b
+        result: Array = np.bitwise_count(a & below).astype(U32) + b
+        return result
 
     return run
 
@@ -172,10 +175,13 @@ def _frexp_mantissa(a: Any) -> Array:
 def divide_fixup(q: Any, d: Any, n: Any) -> Array:
     """v_div_fixup_f32: the quotient q of n / d with every special case put right."""
     q, d, n = np.broadcast_arrays(q, d, n)
+    exponent_d, exponent_n = exponent_field(d), exponent_field(n)
     negative = np.signbit(d) ^ np.signbit(n)
+    usual = (exponent_d > 0) & (exponent_d < 255) & (exponent_n > 0) & (exponent_n < 255)
+    if (usual & (exponent_n - exponent_d >= -150)).all():
+        return np.where(negative, -np.abs(q), np.abs(q))
     zero = np.where(negative, F32(-0.0), F32(0.0))
     out = np.where(negative, -np.abs(q), np.abs(q))
-    exponent_d, exponent_n = exponent_field(d), exponent_field(n)
     out = np.where((exponent_n - exponent_d < -150) | (exponent_d == 255) | np.isinf(d) | (n == 0), zero, out)
     out = np.where((d == 0) | np.isinf(n), np.where(negative, F32(-np.inf), F32(np.inf)), out)
     invalid = ((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n)) | np.isnan(d) | np.isnan(n)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsv4_rocm.testing.cdna.errors import Finding
-from dsv4_rocm.testing.cdna.formats import F32, I32, I64, M32, M64, U8, U32, U64, Array
+from dsv4_rocm.testing.cdna.formats import F32, I32, M32, M64, U8, U32, U64, Array
 from dsv4_rocm.testing.cdna.operands import EXEC, SCC
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Rows:
 class Group:
     """Waves `first` .. `first + count` of a workgroup running in step.
 
-    `R`, `RF`, `RI` are the rows of the vector registers as uint32, fp32 and int32; one row holds the lanes of all waves.
+    `R`, `RF`, `RI` are the rows of the vector registers as uint32, fp32 and int32; one row holds the lanes of all
+    waves.
     """
 
     def __init__(self, wg: Workgroup, first: int, count: int) -> None:
@@ -73,7 +74,7 @@ class Group:
         self.undef: set[int] = set()
         self.undef_bits: dict[int, int] = {}  # SGPR -> undefined bits, of any wave
         self.track: Scalar = 0  # scoreboard state
-        self.lane_ids = np.arange(self.lane0, self.lane0 + self.lanes)
+        self.lane_ids = wg.lane_ids[self.lane0 : self.lane0 + self.lanes]
 
     def show(self, rows: Rows) -> None:
         """Let `R`, `RF`, `RI` name this plane; instructions that only move data run on the undefined bits this way."""
@@ -133,6 +134,12 @@ class Group:
         value = masks_of(self.masks[base])
         self.S[base] = self.each(lambda v: v & M32, value)
         self.S[base + 1] = self.each(lambda v: v >> 32, value)
+
+    def _settle_scalars(self) -> None:
+        """Make every scalar register an integer or a list of them."""
+        for reg in (*self.masks, EXEC):
+            if self.S[reg] is None:
+                self._materialise(reg)
 
     def _forget_mask(self, reg: int) -> None:
         for base in (reg, reg - 1):
@@ -201,7 +208,7 @@ class Group:
 
     def put_wide(self, reg: int, value: Any) -> None:
         """Write uint64 values to a register pair."""
-        wide = np.broadcast_to(value, self.lanes)
+        wide = value if np.ndim(value) else np.full(self.lanes, value)
         self.put(reg, wide.astype(U32))
         self.put(reg + 1, (wide >> U64(32)).astype(U32))
 
@@ -250,9 +257,8 @@ class Group:
         def cut(value: Scalar) -> Scalar:
             return collapse(value[start : start + count]) if isinstance(value, list) else value
 
-        for reg in range(SGPRS):
-            if reg not in (EXEC, EXEC + 1):
-                out.S[reg] = cut(self.s32(reg))
+        self._settle_scalars()
+        out.S = [v if v.__class__ is int else cut(v) for v in self.S]
         out.set_exec(cut(self.ex))
         out.index_mode = cut(self.index_mode)
         out.pc, out.fp8_saturate, out.skip_vector = self.pc, self.fp8_saturate, self.skip_vector
@@ -267,9 +273,10 @@ class Group:
             left = a if isinstance(a, list) else [a] * self.count
             return collapse(left + (b if isinstance(b, list) else [b] * other.count))
 
-        for reg in range(SGPRS):
-            if reg not in (EXEC, EXEC + 1):
-                out.S[reg] = join(self.s32(reg), other.s32(reg))
+        self._settle_scalars()
+        other._settle_scalars()
+        pairs = zip(self.S, other.S, strict=True)
+        out.S = [a if a.__class__ is int and a == b else join(a, b) for a, b in pairs]
         out.set_exec(join(self.ex, other.ex))
         out.index_mode = join(self.index_mode, other.index_mode)
         out.pc, out.fp8_saturate, out.skip_vector = self.pc, self.fp8_saturate, self.skip_vector
@@ -279,8 +286,3 @@ class Group:
         }
         out.track = join(self.track, other.track)
         return out
-
-
-def lane_numbers(count: int) -> Array:
-    """0..63 repeated for each wave, int64."""
-    return np.tile(np.arange(64, dtype=I64), count)

@@ -106,6 +106,12 @@ def _divide_scale(ins: Instruction) -> Run:
     def run(w: Group) -> None:
         s0, den, num = (sources.broadcast(w, g(w)).view(F32) for g in gs)
         exponent_den, exponent_num = exponent_field(den), exponent_field(num)
+        apart = exponent_num - exponent_den
+        usual = (exponent_den > 0) & (exponent_den < 252) & (exponent_num > 23) & (apart < 96) & (apart > -125)
+        if usual.all():
+            w.put(d, s0.view(U32))
+            w.set_lane_mask(flag, np.zeros(w.lanes, bool))
+            return
         tiny_inverse = np.abs(1.0 / den.astype(F64)) < 2.0**-126
         quotient = num.astype(F64) / den.astype(F64)
         tiny = (np.abs(quotient) < 2.0**-126) & (quotient != 0)
@@ -113,7 +119,7 @@ def _divide_scale(ins: Instruction) -> Run:
         up, down = np.ldexp(s0, 64), np.ldexp(s0, -64)
         cases: list[tuple[Any, Any, bool]] = [
             ((den == 0) | (num == 0), np.full(w.lanes, np.nan, F32), False),
-            (exponent_num - exponent_den >= 96, np.where(is_den, up, s0), True),
+            (apart >= 96, np.where(is_den, up, s0), True),
             ((exponent_den == 0) & (den != 0), up, False),
             (tiny_inverse & tiny, np.where(is_den, up, s0), True),
             (tiny_inverse, down, False),

@@ -56,6 +56,7 @@ class Workgroup:
         self.lds_size, self.scratch_size = lds_size, scratch_size
         self.values = np.zeros((registers, 64 * waves), U32)
         self.undefined = np.zeros_like(self.values) if checks.uninitialised else None
+        self.lane_ids = np.arange(64 * waves)
         self.conflicts: dict[int, float] = {}
         self._rows: dict[tuple[int, int], Rows] = {}
         self._poison: dict[tuple[int, int], Rows] = {}

@@ -8,9 +8,7 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
-def rms_quant_kernel(
-    x_ptr, w_ptr, o_ptr, s_ptr, eps, N: tl.constexpr, F8: tl.constexpr, FMAX: tl.constexpr
-):
+def rms_quant_kernel(x_ptr, w_ptr, o_ptr, s_ptr, eps, N: tl.constexpr, F8: tl.constexpr, FMAX: tl.constexpr):
     r = tl.program_id(0)
     i = tl.arange(0, N)
     v = tl.load(x_ptr + r * N + i).to(tl.float32)

@@ -54,7 +54,7 @@ def decode_kernel(
     MORE: tl.constexpr,
     LAZY: tl.constexpr,
 ):
-    """One loop over window and entries; missing keys point to a zero row; values transposed; optionally a lazy maximum."""
+    """One loop over window and entries; missing keys point to a zero row; PV transposed; optionally a lazy maximum."""
     t = tl.program_id(0).to(tl.int64)
     h, n = tl.arange(0, H), tl.arange(0, BN)
     q = q_ptr + (t * H + h[:, None]) * 512
@@ -244,7 +244,18 @@ def triton_launch(arch, compile_kernel, lazy, keys, **options):
     signature |= {"W": "i32", "K": "i32", "pages": "i32", "page_bytes": "i64"}
     constants = {"H": 64, "BN": keys, "ROWS": ROWS, "LAZY": lazy, "MORE": int(fnuz)}
     constants["FORMAT"] = tl.float8e4b8 if fnuz else tl.float8e4nv
-    aligned = "q_ptr window_ptr entries_ptr window_index_ptr entry_index_ptr out_ptr page_bytes W K zero_ptr".split()
+    aligned = [
+        "q_ptr",
+        "window_ptr",
+        "entries_ptr",
+        "window_index_ptr",
+        "entry_index_ptr",
+        "out_ptr",
+        "page_bytes",
+        "W",
+        "K",
+        "zero_ptr",
+    ]
     options = {"num_warps": 4, "matrix_instr_nonkdim": 16, "waves_per_eu": 1, "num_stages": 2, **options}
     kernel = compile_kernel(decode_kernel, arch, signature, constants, aligned, **options)
 

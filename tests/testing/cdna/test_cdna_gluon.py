@@ -12,7 +12,9 @@ from dsv4_rocm.testing import cdna
 def dot_kernel(
     a_ptr, b_ptr, c_ptr, K, V: gl.constexpr, IK: gl.constexpr, M: gl.constexpr, N: gl.constexpr, BK: gl.constexpr
 ):
-    mfma: gl.constexpr = gl.amd.AMDMFMALayout(version=V, instr_shape=[16, 16, IK], transposed=True, warps_per_cta=[2, 2])
+    mfma: gl.constexpr = gl.amd.AMDMFMALayout(
+        version=V, instr_shape=[16, 16, IK], transposed=True, warps_per_cta=[2, 2]
+    )
     left: gl.constexpr = gl.DotOperandLayout(0, mfma, 8)
     right: gl.constexpr = gl.DotOperandLayout(1, mfma, 8)
     blocked: gl.constexpr = gl.BlockedLayout([1, 8], [8, 8], [4, 1], [1, 0])

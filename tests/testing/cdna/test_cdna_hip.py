@@ -34,9 +34,7 @@ def test_scaled_tile(tiles):
     sa, sb = (torch.randint(120, 130, (16, 4), dtype=torch.uint8) for _ in range(2))
     d = torch.full((16, 16), float("nan"))
     cdna.device("gfx950").launch(tiles["gfx950"], "scaled_tile", 1, 64, [a, b, sa, sb, d])
-    left, right = (
-        x.double() * torch.exp2(s.double() - 127).repeat_interleave(32, 1) for x, s in ((a, sa), (b, sb))
-    )
+    left, right = (x.double() * torch.exp2(s.double() - 127).repeat_interleave(32, 1) for x, s in ((a, sa), (b, sb)))
     assert ((d.double() - left @ right.T).abs() <= (left.abs() @ right.abs().T) * 2.0**-23).all()
 
 

@@ -73,12 +73,12 @@ def test_samples_cover_the_instruction_families():
         ins = parse_line(text, 0)
         annotate(ins)
         families.add(ins.family)
-    assert families == set("salu smem branch wait valu mfma lds global buffer scratch cache".split())
+    assert families == {"salu", "smem", "branch", "wait", "valu", "mfma", "lds", "global", "buffer", "scratch", "cache"}
     assert len({text.split()[0] for _, text in SAMPLES}) >= 298
 
 
 def test_vector_skip(gfx_arch):
-    body = "v_mov_b32_e32 v4, 7\ns_mov_b32 s8, {}\ns_setvskip s8, 2\nv_mov_b32_e32 v4, 9\ns_setvskip 0, 0\nv_mov_b32_e32 v5, 1"
+    body = "v_mov_b32_e32 v4, 7\ns_mov_b32 s8, {}\ns_setvskip s8, 2\nv_mov_b32_e32 v4, 9\ns_setvskip 0, 0"
     assert (evaluate(gfx_arch, body.format(4))[1] == 7).all()
     assert (evaluate(gfx_arch, body.format(3))[1] == 9).all()
 
@@ -111,21 +111,28 @@ def test_indexed_registers(gfx_arch):
 def test_bit_field_masks(gfx_arch):
     body = "s_bfm_b32 s8, 5, 9\nv_mov_b32_e32 v4, s8"
     assert (evaluate(gfx_arch, body)[1] == 0x1F << 9).all()
-    assert np.array_equal(evaluate(gfx_arch, "v_and_b32_e32 v3, 15, v0\nv_bfm_b32 v4, v3, 4")[1], ((1 << (LANE & 15)) - 1) << 4)
+    assert np.array_equal(
+        evaluate(gfx_arch, "v_and_b32_e32 v3, 15, v0\nv_bfm_b32 v4, v3, 4")[1], ((1 << (LANE & 15)) - 1) << 4
+    )
 
 
-RESOURCE = "s_mov_b32 s8, s4\ns_mov_b32 s9, {word1}\ns_or_b32 s9, s9, s5\ns_mov_b32 s10, {records}\ns_mov_b32 s11, 0x27000\n"
+RESOURCE = (
+    "s_mov_b32 s8, s4\ns_mov_b32 s9, {word1}\ns_or_b32 s9, s9, s5\ns_mov_b32 s10, {records}\ns_mov_b32 s11, 0x27000\n"
+)
 
 
 def test_buffer_by_index(gfx_arch):
-    """A structured buffer of 8-byte elements: index and offset address it, records bound it, out of range reads zero."""
+    """A structured buffer of 8-byte elements: index and offset address it, records bound it, beyond them it is zero."""
     resource = RESOURCE.format(word1=hex(8 << 16), records=20)
     source, out = evaluate(
         gfx_arch, resource + "s_nop 4\nbuffer_load_dword v4, v0, s[8:11], 0 idxen offset:4\ns_waitcnt vmcnt(0)"
     )
     wanted = np.where(LANE < 20, source[(2 * LANE + 1) % 64], 0)
     assert np.array_equal(out, wanted)
-    both = "v_mov_b32_e32 v6, v0\nv_mov_b32_e32 v7, 4\nbuffer_load_dword v4, v[6:7], s[8:11], 0 idxen offen\ns_waitcnt vmcnt(0)"
+    both = """v_mov_b32_e32 v6, v0
+    v_mov_b32_e32 v7, 4
+    buffer_load_dword v4, v[6:7], s[8:11], 0 idxen offen
+    s_waitcnt vmcnt(0)"""
     assert np.array_equal(evaluate(gfx_arch, resource + both)[1], wanted)
 
 
@@ -167,7 +174,9 @@ def test_swizzle_patterns(gfx_arch):
     source, out = evaluate(gfx_arch, body.format("swizzle(SWAP,16)"))
     assert np.array_equal(out, source[LANE ^ 16])
     assert np.array_equal(evaluate(gfx_arch, body.format("swizzle(REVERSE,8)"))[1], source[LANE ^ 7])
-    assert np.array_equal(evaluate(gfx_arch, body.format("swizzle(BROADCAST,4,2)"))[1], source[LANE.astype(int) & ~3 | 2])
+    assert np.array_equal(
+        evaluate(gfx_arch, body.format("swizzle(BROADCAST,4,2)"))[1], source[LANE.astype(int) & ~3 | 2]
+    )
 
 
 def test_permute(gfx_arch):
@@ -253,7 +262,9 @@ def test_matrix_operand_map(name):
     assert np.array_equal(mfma.element_k(shape, element)[k % per, k // per], k)
 
 
-@pytest.mark.parametrize(("name", "rows", "chunk"), [("v_mfma_f32_16x16x128_f8f6f4", 16, 64), ("v_mfma_f32_32x32x64_f8f6f4", 32, 32)])
+@pytest.mark.parametrize(
+    ("name", "rows", "chunk"), [("v_mfma_f32_16x16x128_f8f6f4", 16, 64), ("v_mfma_f32_32x32x64_f8f6f4", 32, 32)]
+)
 def test_matrix_operand_map_of_8_bit_f8f6f4(name, rows, chunk):
     """8-bit operands hold 16 consecutive elements of each half of the depth."""
     shape = _shape(name)
@@ -285,4 +296,3 @@ def test_packed_codes_of_every_width():
         bits = ((code[..., None] >> np.arange(width)) & 1).astype(np.uint8).reshape(64, -1)
         block = np.packbits(bits, axis=1, bitorder="little").view(np.uint32).T.copy()
         assert np.array_equal(mfma.codes(block, width, count), code), element
-

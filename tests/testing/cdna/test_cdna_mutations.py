@@ -14,7 +14,9 @@ from dsv4_rocm.testing.cdna.checks import Checks
 from dsv4_rocm.testing.cdna.operands import EXEC, SCC, VCC
 from dsv4_rocm.testing.cdna.waves import S_BASE
 
-DELETABLE = re.compile(r"^(v_|ds_|global_|buffer_|s_add|s_sub|s_mul|s_lshl|s_lshr|s_and|s_or|s_cmp|s_mov|s_load|s_barrier|s_waitcnt|s_nop)")
+DELETABLE = re.compile(
+    r"^(v_|ds_|global_|buffer_|s_add|s_sub|s_mul|s_lshl|s_lshr|s_and|s_or|s_cmp|s_mov|s_load|s_barrier|s_waitcnt|s_nop)"
+)
 
 NAMES = {VCC: "vcc_lo", VCC + 1: "vcc_hi", 124: "m0"}
 # Deletions that cannot show. K is a multiple of 64 here, so K + 63 < 64 decides exactly what K < 64 decides. An LDS
@@ -111,7 +113,9 @@ class Subject:
         def watched(w):
             def state():
                 vector = [w.R[r].copy() for r in ins.writes if r < S_BASE]
-                return vector, [w.S[r - S_BASE] for r in ins.writes if S_BASE <= r < S_BASE + EXEC and w.s32(r - S_BASE) is not None]
+                return vector, [
+                    w.S[r - S_BASE] for r in ins.writes if S_BASE <= r < S_BASE + EXEC and w.s32(r - S_BASE) is not None
+                ]
 
             before = state()
             result = run(w)
@@ -137,9 +141,9 @@ def control(subject, every):
         outcome = subject.delete(line)
         family = ins.op if ins.op in ("s_barrier", "s_waitcnt", "s_nop") else "other"
         outcomes[family, outcome] += 1
-        if outcome is None and family == "other" and not EQUIVALENT.match(ins.text):
-            if not subject.changes_nothing(ins.index) and not subject.never_used(line, ins):
-                survivors.append(ins.where)
+        harmless = family != "other" or EQUIVALENT.match(ins.text)
+        if outcome is None and not (harmless or subject.changes_nothing(ins.index) or subject.never_used(line, ins)):
+            survivors.append(ins.where)
         if ins.op == "s_barrier":
             assert outcome == "race", ins.where
         if ins.op == "s_waitcnt":

@@ -52,7 +52,7 @@ def check(dev, left, right, size, depth=256, **options):
     if left == "bf16":
         sa.fill_(127)  # 16-bit operands take no scale: Triton ignores one
     c = torch.full((size, size), float("nan"))
-    shape = dict(M=size, N=size, K=depth, A_FORMAT=left, B_FORMAT=right, A_PACK=a_pack, B_PACK=b_pack)
+    shape = {"M": size, "N": size, "K": depth, "A_FORMAT": left, "B_FORMAT": right, "A_PACK": a_pack, "B_PACK": b_pack}
     scaled_dot_kernel[(1,)](a, sa, b, sb, c, **shape, **options)
     wide = [
         value.double() * torch.exp2(scale.double() - 127).repeat_interleave(32, 1)

@@ -85,7 +85,9 @@ def tickets(arch, schedule):
 def test_order_dependent_kernel_is_caught(gfx_arch):
     forward = tickets(gfx_arch, "forward")
     assert torch.equal(forward, torch.arange(256, dtype=torch.int32))
-    assert torch.equal(tickets(gfx_arch, "reverse"), torch.arange(256, dtype=torch.int32).view(4, 64).flip(0).reshape(-1))
+    assert torch.equal(
+        tickets(gfx_arch, "reverse"), torch.arange(256, dtype=torch.int32).view(4, 64).flip(0).reshape(-1)
+    )
     assert torch.equal(tickets(gfx_arch, "random:3"), tickets(gfx_arch, "random:3"))
     assert len({tuple(tickets(gfx_arch, f"random:{seed}").tolist()) for seed in range(4)}) > 1
 

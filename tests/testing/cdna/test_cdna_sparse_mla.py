@@ -4,6 +4,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources
+
+from dsv4_rocm.testing import cdna
 
 PAGE, PAGES, ROW = 64, 4, 584
 
@@ -106,7 +109,15 @@ def run(dev, fp8, dot8=False, reread=False, heads=16, block_heads=16, block_keys
     stored = torch.float8_e4m3fn if reread or fp8 == tl.float8e4nv else torch.float8_e4m3fnuz
     q, kv, topk, table, sink, parts = make(stored, tokens, heads, keys)
     out, lse = torch.full((tokens, heads, 512), float("nan")).bfloat16(), torch.full((tokens, heads), float("nan"))
-    constants = dict(H=heads, BH=block_heads, BN=block_keys, PAGE=PAGE, FP8=fp8, DOT8=dot8, REREAD=reread)
+    constants = {
+        "H": heads,
+        "BH": block_heads,
+        "BN": block_keys,
+        "PAGE": PAGE,
+        "FP8": fp8,
+        "DOT8": dot8,
+        "REREAD": reread,
+    }
     args = (q, kv, topk, table, sink, out, lse, 512**-0.5, keys, PAGES, kv.shape[1])
     sparse_mla_kernel[(tokens, heads // block_heads)](*args, **constants, **options)
     expected, expected_lse = reference(q, topk, table, sink, parts)
@@ -120,18 +131,18 @@ LSE = 1e-5
 NATIVE = {"gfx942": tl.float8e4b8, "gfx950": tl.float8e4nv}
 VARIANTS = {
     "plain": {},
-    "8-warps": dict(num_warps=8, heads=32, block_heads=32),
-    "nonkdim-32": dict(matrix_instr_nonkdim=32, heads=32, block_heads=32),
-    "stages-2": dict(num_stages=2),
-    "two-tokens": dict(tokens=2),
+    "8-warps": {"num_warps": 8, "heads": 32, "block_heads": 32},
+    "nonkdim-32": {"matrix_instr_nonkdim": 32, "heads": 32, "block_heads": 32},
+    "stages-2": {"num_stages": 2},
+    "two-tokens": {"tokens": 2},
 }
 SLOW_VARIANTS = {
-    "4-warps-64-heads": dict(heads=64, block_heads=64),
-    "keys-16": dict(block_keys=16),
-    "keys-64": dict(block_keys=64, keys=128),
-    "1-warp": dict(num_warps=1),
-    "2-warps": dict(num_warps=2),
-    "waves-2": dict(waves_per_eu=2),
+    "4-warps-64-heads": {"heads": 64, "block_heads": 64},
+    "keys-16": {"block_keys": 16},
+    "keys-64": {"block_keys": 64, "keys": 128, "num_stages": 1},
+    "1-warp": {"num_warps": 1},
+    "2-warps": {"num_warps": 2},
+    "waves-2": {"waves_per_eu": 2},
 }
 
 
@@ -146,6 +157,19 @@ def test_sparse_mla(gfx_device, variant):
 @pytest.mark.parametrize("variant", SLOW_VARIANTS.values(), ids=SLOW_VARIANTS)
 def test_sparse_mla_more_shapes(gfx_device, variant):
     rms, lse = run(gfx_device, NATIVE[gfx_device.arch], **variant)
+    assert rms < RMS
+    assert lse < LSE
+
+
+@pytest.mark.slow
+def test_lds_that_only_gfx950_has(gfx_device):
+    """64 keys and two stages take 96 KiB."""
+    variant = {"block_keys": 64, "keys": 128}
+    if gfx_device.arch == "gfx942":
+        with pytest.raises(OutOfResources, match="98304"):
+            run(gfx_device, NATIVE["gfx942"], **variant)
+        return
+    rms, lse = run(gfx_device, NATIVE["gfx950"], **variant)
     assert rms < RMS
     assert lse < LSE
 
@@ -168,11 +192,9 @@ def test_scores_in_fp8(gfx_device):
 
 
 @pytest.mark.slow
-def test_software_fp8(gfx_device):
-    """The format the architecture does not have: Triton emulates it with thousands of byte operations."""
-    foreign = {"gfx942": tl.float8e4nv, "gfx950": tl.float8e4b8}[gfx_device.arch]
-    if gfx_device.arch == "gfx950":
-        pytest.skip("Triton 3.9 lowers float8e4b8 on gfx950 through fp16, which overflows here")
-    rms, lse = run(gfx_device, foreign)
+def test_software_fp8():
+    """The format gfx942 does not have: Triton emulates it with thousands of byte operations."""
+    with cdna.device("gfx942") as dev:
+        rms, lse = run(dev, tl.float8e4nv)
     assert rms < RMS
     assert lse < LSE

@@ -36,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(64)
 #endif
 
 // softmax of each row of x[rows, n]; 256 threads a row
-extern "C" __global__ void __launch_bounds__(256) softmax_rows(const float *__restrict__ x, float *__restrict__ o, int n) {
+extern "C" __global__ void __launch_bounds__(256)
+    softmax_rows(const float *__restrict__ x, float *__restrict__ o, int n) {
   __shared__ float partial[4];
   const float *p = x + (size_t)blockIdx.x * n;
   float top = -INFINITY;
