@@ -4,6 +4,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.cache.layout import CacheLayout
 from dsv4_rocm.kernels.selection import Implementation, always
 
@@ -42,4 +43,12 @@ class IndexerQuery(Protocol):
         ...
 
 
-IMPLEMENTATIONS = (Implementation("reference", "dsv4_rocm.kernels.indexer_query.reference:indexer_query", always),)
+def needs_gpu(arch: GpuArch) -> str | None:
+    """Why the Triton kernel cannot serve an architecture."""
+    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
+
+
+IMPLEMENTATIONS = (
+    Implementation("triton", "dsv4_rocm.kernels.indexer_query.triton_kernel:indexer_query", needs_gpu),
+    Implementation("reference", "dsv4_rocm.kernels.indexer_query.reference:indexer_query", always),
+)

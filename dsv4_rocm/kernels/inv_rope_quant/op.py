@@ -4,6 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.kernels.selection import Implementation, always
 
 
@@ -23,4 +24,12 @@ class InvRopeQuant(Protocol):
         ...
 
 
-IMPLEMENTATIONS = (Implementation("reference", "dsv4_rocm.kernels.inv_rope_quant.reference:inv_rope_quant", always),)
+def needs_gpu(arch: GpuArch) -> str | None:
+    """Why the Triton kernel cannot serve an architecture."""
+    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
+
+
+IMPLEMENTATIONS = (
+    Implementation("triton", "dsv4_rocm.kernels.inv_rope_quant.triton_kernel:inv_rope_quant", needs_gpu),
+    Implementation("reference", "dsv4_rocm.kernels.inv_rope_quant.reference:inv_rope_quant", always),
+)

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
 from dsv4_rocm.kernels.selection import Implementation, always
 
@@ -41,6 +42,12 @@ class SparseAttention(Protocol):
         ...
 
 
+def needs_gpu(arch: GpuArch) -> str | None:
+    """Why the Triton kernel cannot serve an architecture."""
+    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
+
+
 IMPLEMENTATIONS = (
+    Implementation("triton", "dsv4_rocm.kernels.sparse_attention.triton_kernel:sparse_attention", needs_gpu),
     Implementation("reference", "dsv4_rocm.kernels.sparse_attention.reference:sparse_attention", always),
 )

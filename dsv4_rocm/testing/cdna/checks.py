@@ -11,9 +11,9 @@ NAMES = ("waits", "barriers", "hazards", "races", "uninitialised")
 class Checks:
     """One switch a kind of finding; bounds and alignment are always checked.
 
-    waits: registers used before their load was waited for. barriers: LDS writes not waited for at a barrier. hazards: wait
-    states left to s_nop. races: LDS and global memory inside a workgroup. uninitialised: undefined values that reach a
-    store, an address or a branch.
+    waits: registers used before their load was waited for. barriers: LDS writes not waited for at a barrier. hazards:
+    wait states left to s_nop. races: LDS and global memory inside a workgroup. uninitialised: undefined values that
+    reach a store, an address or a branch.
     """
 
     waits: bool = True

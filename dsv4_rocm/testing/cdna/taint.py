@@ -12,6 +12,7 @@ import numpy as np
 
 from dsv4_rocm.testing.cdna import scalar_taint
 from dsv4_rocm.testing.cdna.assembly import Instruction
+from dsv4_rocm.testing.cdna.cross_lane_ops import chosen_lanes
 from dsv4_rocm.testing.cdna.effects import base_name, packed_words, registers
 from dsv4_rocm.testing.cdna.errors import Finding
 from dsv4_rocm.testing.cdna.formats import BITS, M32, U32, Array
@@ -19,6 +20,7 @@ from dsv4_rocm.testing.cdna.half_table import HALF_OPS
 from dsv4_rocm.testing.cdna.lanes import dpp_source
 from dsv4_rocm.testing.cdna.mfma import output_row, shape_of
 from dsv4_rocm.testing.cdna.operands import EXEC, VCC, Operand
+from dsv4_rocm.testing.cdna.scalar_ops import read32
 from dsv4_rocm.testing.cdna.sources import SDWA
 from dsv4_rocm.testing.cdna.vector_table import permute
 from dsv4_rocm.testing.cdna.waves import S_BASE, Group, lanes_of, masks_of
@@ -357,9 +359,6 @@ def _to_scalar(w: Group, ins: Instruction) -> Callable[[], None]:
 
 
 def _write_lane(w: Group, ins: Instruction) -> Callable[[], None]:
-    from dsv4_rocm.testing.cdna.cross_lane_ops import chosen_lanes
-    from dsv4_rocm.testing.cdna.scalar_ops import read32
-
     source = ins.parsed[1]
     bits = w.undef_bits.get(source.reg, M32) if registers(source) & w.undef else 0
     lanes = chosen_lanes(w, read32(ins.parsed[2])(w))

@@ -2,10 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
 from dsv4_rocm.testing import cdna
+from dsv4_rocm.testing.cdna import executor, races
+from dsv4_rocm.testing.cdna.lds import bank_conflicts
 
 HEADER = """
 \t.text
@@ -411,3 +414,109 @@ def test_load_to_lds(gfx_arch):
     finds(gfx_arch, "race", without(TO_LDS, "s_barrier"), "LDS byte")
     moved = without(TO_LDS, "s_mov_b32 m0").replace("global_load_lds", "s_mov_b32 m0, s8\nglobal_load_lds")
     finds(gfx_arch, "hazard", moved, "M0 is written")
+
+
+def test_global_race_survives_compaction(gfx_arch, monkeypatch):
+    """Old reads are folded to save memory, and still count."""
+    monkeypatch.setattr(races, "COMPACT_AFTER", 2)
+    loads = "\n".join("global_load_dword v3, v2, s[6:7]\ns_waitcnt vmcnt(0)" for _ in range(6))
+    body = f"""
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_lshlrev_b32_e32 v1, 2, v0
+    v_add_u32_e32 v2, 0x100, v1
+    v_and_b32_e32 v2, 0x3ff, v2
+    s_waitcnt lgkmcnt(0)
+    {loads}
+    s_barrier
+    global_store_dword v1, v3, s[6:7]
+    """
+    run(gfx_arch, body)
+    finds(gfx_arch, "race", without(body, "s_barrier"), "global memory")
+
+
+def test_global_atomics_do_not_race_with_each_other(gfx_arch):
+    body = """
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_mov_b32_e32 v1, 0
+    v_mov_b32_e32 v2, 1
+    s_waitcnt lgkmcnt(0)
+    global_atomic_add v1, v2, s[6:7]
+    """
+    _, out = run(gfx_arch, body, out=torch.zeros(256, dtype=torch.int32))
+    assert out[0] == 256
+    finds(gfx_arch, "race", body + "global_load_dword v3, v1, s[6:7]", "global memory")
+
+
+def test_lds_atomics_do_not_race_with_each_other(gfx_arch):
+    body = """
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_mov_b32_e32 v1, 0
+    v_mov_b32_e32 v2, 1
+    v_lshlrev_b32_e32 v5, 2, v0
+    ds_write_b32 v1, v1
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    ds_add_u32 v1, v2
+    s_waitcnt lgkmcnt(0)
+    s_barrier
+    ds_read_b32 v3, v1
+    s_waitcnt lgkmcnt(0)
+    global_store_dword v5, v3, s[6:7]
+    """
+    _, out = run(gfx_arch, body)
+    assert (out == 256).all()
+    for nth in (0, 1):
+        finds(gfx_arch, "race", without(body, "s_barrier", nth), "LDS byte 0x0")
+
+
+def test_waves_that_wait_for_each_other_make_progress(gfx_arch, monkeypatch):
+    """Wave 0 spins on a flag that wave 1 sets: a race by the rules, and no deadlock where the check is off."""
+    monkeypatch.setattr(executor, "PATIENCE", 50)
+    body = """
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_lshlrev_b32_e32 v1, 2, v0
+    v_mov_b32_e32 v2, 0
+    v_readfirstlane_b32 s8, v0
+    s_waitcnt lgkmcnt(0)
+    s_cmp_eq_u32 s8, 0
+    s_cbranch_scc0 .Lset
+    .Lspin:
+    ds_read_b32 v3, v2
+    s_waitcnt lgkmcnt(0)
+    v_readfirstlane_b32 s9, v3
+    s_cmp_eq_u32 s9, 0
+    s_cbranch_scc1 .Lspin
+    s_branch .Ldone
+    .Lset:
+    v_mov_b32_e32 v3, 7
+    ds_write_b32 v2, v3
+    .Ldone:
+    global_store_dword v1, v3, s[6:7]
+    """
+    for schedule in ("lockstep", "forward", "reverse"):
+        _, out = run(gfx_arch, body, threads=128, checks="none", schedule=schedule)
+        assert (out == 7).all()
+
+
+def test_thread_ids_of_a_flat_block(gfx_arch):
+    """v0 packs ten bits a dimension."""
+    source, out = torch.zeros(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    body = """
+    s_load_dwordx4 s[4:7], s[0:1], 0x0
+    v_mbcnt_lo_u32_b32 v1, -1, 0
+    v_mbcnt_hi_u32_b32 v1, -1, v1
+    v_lshlrev_b32_e32 v1, 2, v1
+    s_waitcnt lgkmcnt(0)
+    global_store_dword v1, v0, s[6:7]
+    """
+    cdna.device(gfx_arch).launch(assembly(body), "kernel", 1, (8, 4, 2), [source, out])
+    lane = torch.arange(64, dtype=torch.int32)
+    assert torch.equal(out, lane % 8 | lane // 8 % 4 << 10 | lane // 32 << 20)
+
+
+def test_bank_conflicts():
+    lane = np.arange(64)
+    assert bank_conflicts(lane * 4, 4) == 1  # one bank a lane
+    assert bank_conflicts(lane * 0, 4) == 1  # a broadcast
+    assert bank_conflicts(lane * 8, 4) == 2
+    assert bank_conflicts(lane * 256, 4) == 64

@@ -1,0 +1,195 @@
+"""What the Triton kernels share: which devices they serve, rotation, and the bytes of cache rows."""
+
+# Triton has no types for what a kernel takes.
+# mypy: disable-error-code="no-untyped-def"
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dsv4_rocm import arch
+from dsv4_rocm.arch import Fp8Encoding, GpuArch, Vendor
+from dsv4_rocm.cache.layout import CacheLayout, Encoding, TileOrder
+
+LOG2E = tl.constexpr(1.4426950408889634)
+TWO_OVER_PI = tl.constexpr(0.6366197723675814)
+# pi / 2 in three parts of 24 bits: k * part is exact enough in an fma for every k below 2^22.
+HALF_PI_HIGH = tl.constexpr(1.57079637050628662109375)
+HALF_PI_MIDDLE = tl.constexpr(-4.37113900018624283e-8)
+HALF_PI_LOW = tl.constexpr(-1.71512449e-15)
+
+
+@triton.jit
+def sin_cos(angle):
+    """Sine and cosine of fp32 angles up to 2^22 either way, within 2 ulp."""
+    k = tl.floor(angle * TWO_OVER_PI + 0.5)
+    r = tl.fma(k, -HALF_PI_HIGH, angle)
+    r = tl.fma(k, -HALF_PI_MIDDLE, r)
+    r = tl.fma(k, -HALF_PI_LOW, r)
+    z = r * r
+    sine = tl.fma(tl.fma(-1.9515295891e-4, z, 8.3321608736e-3), z, -1.6666654611e-1)
+    sine = tl.fma(sine * z, r, r)
+    cosine = tl.fma(tl.fma(2.443315711809948e-5, z, -1.388731625493765e-3), z, 4.166664568298827e-2)
+    cosine = tl.fma(cosine * z, z, tl.fma(-0.5, z, 1.0))
+    quadrant = k.to(tl.int32)
+    odd = (quadrant & 1) != 0
+    s = tl.where(odd, cosine, sine)
+    c = tl.where(odd, sine, cosine)
+    return tl.where((quadrant & 2) != 0, -s, s), tl.where(((quadrant + 1) & 2) != 0, -c, c)
+
+
+@triton.jit
+def turn(frequencies_ptr, position, CHANNELS: tl.constexpr, ROPE: tl.constexpr):
+    """Sine and cosine of every channel pair of a row: fp32 [CHANNELS / 2]; 0 and 1 before the rope part."""
+    pair = tl.arange(0, CHANNELS // 2) - (CHANNELS - ROPE) // 2
+    frequency = tl.load(frequencies_ptr + pair, mask=pair >= 0, other=0.0)
+    return sin_cos(position.to(tl.int32).to(tl.float32) * frequency)
+
+
+@triton.jit
+def rotate_row(x, sine, cosine, CHANNELS: tl.constexpr):
+    """Turn the adjacent pairs of one fp32 row [CHANNELS]."""
+    even, odd = tl.split(tl.reshape(x, (CHANNELS // 2, 2)))
+    return tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), (CHANNELS,))
+
+
+@triton.jit
+def rotate_rows(x, sine, cosine, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Turn the adjacent pairs of fp32 rows [ROWS, CHANNELS] of one token."""
+    even, odd = tl.split(tl.reshape(x, (ROWS, CHANNELS // 2, 2)))
+    turned = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
+    return tl.reshape(turned, (ROWS, CHANNELS))
+
+
+@triton.jit
+def scale_exponent(amax):
+    """Biased exponent (int32) of the fp8 scale of a group with this amax: `pow2_ceil(max(amax, 1e-4) / 448)`."""
+    bits = (tl.maximum(amax, 1e-4) / 448.0).to(tl.int32, bitcast=True)
+    return (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
+
+
+@triton.jit
+def e4m3_bytes(x, exponent, FNUZ: tl.constexpr):
+    """Canonical e4m3 bytes (uint8) of x / 2^(exponent - 127); on FNUZ hardware half of it gives the same byte."""
+    inverse = ((254 - FNUZ - exponent) << 23).to(tl.float32, bitcast=True)
+    scaled = x * inverse
+    if FNUZ:
+        return tl.clamp(scaled, -224.0, 224.0).to(tl.float8e4b8).to(tl.uint8, bitcast=True)
+    byte = tl.clamp(scaled, -448.0, 448.0).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    return tl.where(byte == 0x80, 0, byte).to(tl.uint8)
+
+
+@triton.jit
+def store_key_row(
+    page_ptr,  # uint8, one page
+    row,
+    x,  # fp32 [CHANNELS], rotated
+    CHANNELS: tl.constexpr,
+    NOPE: tl.constexpr,
+    GROUP: tl.constexpr,
+    DATA_BYTES: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    SCALE_OFFSET: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
+    """Encode one key row as `rows.encode_rows` does and store it."""
+    rounded = x.to(tl.bfloat16)
+    groups = tl.reshape(rounded.to(tl.float32), (CHANNELS // GROUP, GROUP))
+    exponent = scale_exponent(tl.max(tl.abs(groups), 1))
+    byte = tl.reshape(e4m3_bytes(groups, exponent[:, None], FNUZ), (CHANNELS,))
+    channel = tl.arange(0, CHANNELS)
+    data_ptr = page_ptr + row * DATA_BYTES
+    tl.store(data_ptr + channel, byte, mask=channel < NOPE)
+    rope_ptr = (data_ptr + NOPE).to(tl.pointer_type(tl.bfloat16))
+    tl.store(rope_ptr + (channel - NOPE), rounded, mask=channel >= NOPE)
+    group = tl.arange(0, CHANNELS // GROUP)
+    scale_ptr = page_ptr + SCALE_OFFSET + row * SCALE_BYTES
+    tl.store(scale_ptr + group, tl.where(group < NOPE // GROUP, exponent, 0).to(tl.uint8), mask=group < SCALE_BYTES)
+
+
+@triton.jit
+def store_index_row(
+    page_ptr,  # uint8, one page
+    row,
+    x,  # fp32 [CHANNELS], rotated
+    CHANNELS: tl.constexpr,
+    DATA_BYTES: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    SCALE_OFFSET: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
+    """Encode one fp8 index row as `rows.encode_rows` does and store it."""
+    exponent = scale_exponent(tl.max(tl.abs(x), 0))
+    channel = tl.arange(0, CHANNELS)
+    tl.store(page_ptr + row * DATA_BYTES + channel, e4m3_bytes(x, exponent, FNUZ))
+    scale_ptr = (page_ptr + SCALE_OFFSET + row * SCALE_BYTES).to(tl.pointer_type(tl.float32))
+    tl.store(scale_ptr, (exponent << 23).to(tl.float32, bitcast=True))
+
+
+def require_gpu() -> GpuArch:
+    """The architecture this process computes on.
+
+    Raises:
+        ValueError: it is no GPU.
+    """
+    current = arch.current()
+    if current.vendor is Vendor.HOST:
+        raise ValueError(f"Triton kernels need an AMD or NVIDIA GPU, not {current.name}; use the reference")
+    return current
+
+
+def converts_fnuz() -> bool:
+    """Whether the hardware's fp8 conversions mean FNUZ; ValueError without a GPU."""
+    return require_gpu().fp8 is Fp8Encoding.E4M3FNUZ
+
+
+def require_fp8_rows(op: str, layout: CacheLayout) -> None:
+    """Refuse a cache whose bytes the kernels do not read or write.
+
+    Raises:
+        ValueError: the rows are not flat fp8 rows.
+    """
+    if layout.encoding is not Encoding.FP8 or layout.order is not TileOrder.FLAT or layout.rotated:
+        raise ValueError(
+            f"{op}: the Triton kernel takes flat, unrotated fp8 rows, got {layout.order.value} {layout.encoding.value} "
+            f"{layout.kind.value} rows; use --kv-cache-dtype fp8 or the reference implementation"
+        )
+
+
+def require_rows_of(op: str, **tensors: Tensor) -> None:
+    """Refuse tensors whose last dimension is not contiguous.
+
+    Raises:
+        ValueError: naming the tensor and its strides.
+    """
+    for name, tensor in tensors.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{op}: {name} must be contiguous in its last dimension, got strides {tensor.stride()}")
+
+
+def amd_options(**options: int) -> dict[str, int]:
+    """Compile options that only AMD's compiler knows; nothing elsewhere."""
+    return options if require_gpu().vendor is Vendor.AMD else {}
+
+
+@contextmanager
+def amd_compiler(async_copy: bool, buffer_ops: bool) -> Iterator[None]:
+    """Forbid AMD's compiler something in kernels that are compiled inside; costs nothing once they are.
+
+    Args:
+        async_copy: copies from memory to LDS that pass by the registers.
+        buffer_ops: accesses through buffer descriptors, which it chooses for tensors below 2 GiB.
+    """
+    amd = triton.knobs.amd
+    before = amd.use_async_copy, amd.use_buffer_ops
+    if not async_copy:
+        amd.use_async_copy = False
+    if not buffer_ops:
+        amd.use_buffer_ops = False
+    try:
+        yield
+    finally:
+        amd.use_async_copy, amd.use_buffer_ops = before

@@ -1,0 +1,73 @@
+"""What the compilers make of every kernel as its launcher launches it: registers, spills, shared memory, code."""
+
+import pytest
+import torch
+
+from dsv4_rocm import arch
+from dsv4_rocm.cache.layout import Encoding, entries_layout, index_layout, state_layout, swa_layout
+from dsv4_rocm.kernels.compress_insert.triton_kernel import compress_insert
+from dsv4_rocm.kernels.indexer_query.triton_kernel import indexer_query
+from dsv4_rocm.kernels.inv_rope_quant.triton_kernel import inv_rope_quant
+from dsv4_rocm.kernels.qnorm_rope_insert.triton_kernel import qnorm_rope_insert
+from dsv4_rocm.model_spec import LayerKind
+
+AMD = ["gfx942", "gfx950"]
+ARCHES = [*AMD, "sm90", "sm100"]
+FREQUENCIES = torch.ones(32)
+MAX_CODE = 32 * 1024
+
+
+def check(name: str, built: list) -> None:
+    """The rules for every kernel."""
+    for kernel in built:
+        print(  # noqa: T201
+            f"FIGURES {kernel.name} {name} registers {kernel.registers} spills {kernel.spills} scratch {kernel.scratch}"
+            f" shared {kernel.shared} code {kernel.code}"
+        )
+        assert kernel.spills == kernel.scratch == 0, kernel.name
+        assert kernel.shared <= arch.get(name).shared_bytes
+        if name in AMD:
+            assert kernel.code <= MAX_CODE
+
+
+@pytest.mark.parametrize("name", ARCHES)
+@pytest.mark.parametrize("kind", ["c4a", "c128a", "index"])
+def test_compress_insert(build, make_cache, make_batch, kind: str, name: str) -> None:
+    layer = LayerKind.C128A if kind == "c128a" else LayerKind.C4A
+    index = kind == "index"
+    layout = index_layout(Encoding.FP8) if index else entries_layout(layer, Encoding.FP8)
+    batch = make_batch((0, 16))
+    state, entries = make_cache(state_layout(layer, Encoding.FP8, index), tokens=16), make_cache(layout, tokens=16)
+    width = layer.overlap * layout.channels
+    x, ape, weight = torch.zeros(16, width), torch.zeros(layer.ratio, width), torch.ones(layout.channels).bfloat16()
+    built = build(
+        name,
+        lambda: compress_insert(x, x, ape, weight, 1e-6, FREQUENCIES, batch, state.at(batch), entries.at(batch)),
+    )
+    assert len(built) == 2
+    check(name, built)
+    if kind == "c128a" and name in AMD:
+        close = built[1]
+        assert close.registers <= 96
+        assert close.code <= 4096
+
+
+@pytest.mark.parametrize("name", ARCHES)
+def test_memory_bound_ops(build, make_cache, make_batch, name: str) -> None:
+    """16-byte accesses: no single byte, and no bf16 value, is loaded or stored alone by the query programs."""
+    batch = make_batch((0, 4))
+    window = make_cache(swa_layout(Encoding.FP8), tokens=64).at(batch)
+    query, key, weights = torch.zeros(4, 64, 512).bfloat16(), torch.zeros(4, 512).bfloat16(), torch.zeros(4, 64)
+    index = index_layout(Encoding.FP8)
+
+    def launch() -> None:
+        qnorm_rope_insert(query, key, batch.positions, FREQUENCIES, 1e-6, window)
+        inv_rope_quant(query, batch.positions, FREQUENCIES, 8)
+        indexer_query(query[..., :128].contiguous(), weights, batch.positions, FREQUENCIES, index)
+
+    built = build(name, launch)
+    assert len(built) == 3
+    check(name, built)
+    if name in AMD:
+        assert all(kernel.count(r"(global|buffer)_load_dwordx4") for kernel in built)
+        assert all(kernel.count(r"(global|buffer)_load_(ubyte|ushort)") == 0 for kernel in built[1:])
