@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from dsv4_rocm import envs
-from dsv4_rocm.arch import GpuArch
+from dsv4_rocm.arch import GpuArch, Vendor
+from dsv4_rocm.cache.layout import Encoding
 from dsv4_rocm.cache.specs import CacheEncodings
 
 logger = logging.getLogger(f"vllm.{__name__}")  # below vLLM's logger, so that its settings hold
@@ -113,3 +114,27 @@ def log_table(arch: GpuArch, encodings: CacheEncodings) -> None:
 def always(_arch: GpuArch, _encodings: CacheEncodings) -> None:
     """The reference serves everything."""
     return
+
+
+def needs_gpu(arch: GpuArch, _encodings: CacheEncodings) -> str | None:
+    """A kernel that runs on AMD and NVIDIA GPUs whatever the caches hold."""
+    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
+
+
+def needs_gpu_and_fp8_rows(arch: GpuArch, encodings: CacheEncodings) -> str | None:
+    """A kernel that reads or writes fp8 key rows."""
+    return needs_gpu(arch, encodings) or _needs_fp8("key rows", encodings.rows)
+
+
+def needs_gpu_and_fp8_index(arch: GpuArch, encodings: CacheEncodings) -> str | None:
+    """A kernel that reads or writes fp8 index rows."""
+    return needs_gpu(arch, encodings) or _needs_fp8("index rows", encodings.index)
+
+
+def needs_gpu_and_fp8_caches(arch: GpuArch, encodings: CacheEncodings) -> str | None:
+    """A kernel that reads or writes both."""
+    return needs_gpu_and_fp8_rows(arch, encodings) or needs_gpu_and_fp8_index(arch, encodings)
+
+
+def _needs_fp8(what: str, encoding: Encoding) -> str | None:
+    return None if encoding is Encoding.FP8 else f"needs fp8 {what}, not {encoding.value}"

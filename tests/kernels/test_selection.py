@@ -3,9 +3,19 @@
 import pytest
 
 from dsv4_rocm.arch import GFX942, HOST
-from dsv4_rocm.cache.specs import SERVED
+from dsv4_rocm.cache.layout import Encoding
+from dsv4_rocm.cache.specs import SERVED, CacheEncodings
 from dsv4_rocm.kernels import selection
-from dsv4_rocm.kernels.selection import Implementation, always, choose, implementations, render_table, table
+from dsv4_rocm.kernels.selection import (
+    Implementation,
+    always,
+    choose,
+    implementations,
+    needs_gpu_and_fp8_caches,
+    needs_gpu_and_fp8_rows,
+    render_table,
+    table,
+)
 
 FAST = Implementation("fast", "math:sqrt", lambda arch, _: None if arch is GFX942 else "needs gfx942")
 SLOW = Implementation("reference", "math:sqrt", always)
@@ -45,3 +55,11 @@ def test_every_op_has_a_reference_that_loads() -> None:
         assert choice.chosen.name == "reference"
         assert choice.chosen.load().__name__ == choice.op
         assert implementations(choice.op)[-1].name == "reference"
+
+
+def test_fp8_kernels_say_what_they_need() -> None:
+    mixed = CacheEncodings(Encoding.FP8, Encoding.MXFP4)
+    assert needs_gpu_and_fp8_rows(HOST, SERVED) == "needs an AMD or NVIDIA GPU, not host"
+    assert needs_gpu_and_fp8_rows(GFX942, mixed) is None
+    assert needs_gpu_and_fp8_caches(GFX942, mixed) == "needs fp8 index rows, not mxfp4"
+    assert needs_gpu_and_fp8_caches(GFX942, SERVED) is None

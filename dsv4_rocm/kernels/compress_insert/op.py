@@ -4,9 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
-from dsv4_rocm.kernels.selection import Implementation, always
+from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_fp8_caches
 
 
 class CompressInsert(Protocol):
@@ -43,12 +42,9 @@ class CompressInsert(Protocol):
         ...
 
 
-def needs_gpu(arch: GpuArch) -> str | None:
-    """Why the Triton kernels cannot serve an architecture."""
-    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
-
-
 IMPLEMENTATIONS = (
-    Implementation("triton", "dsv4_rocm.kernels.compress_insert.triton_kernel:compress_insert", needs_gpu),
+    Implementation(
+        "triton", "dsv4_rocm.kernels.compress_insert.triton_kernel:compress_insert", needs_gpu_and_fp8_caches
+    ),
     Implementation("reference", "dsv4_rocm.kernels.compress_insert.reference:compress_insert", always),
 )

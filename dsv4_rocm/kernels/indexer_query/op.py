@@ -4,9 +4,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.cache.layout import CacheLayout
-from dsv4_rocm.kernels.selection import Implementation, always
+from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_fp8_index
 
 
 class IndexQuery(NamedTuple):
@@ -43,12 +42,7 @@ class IndexerQuery(Protocol):
         ...
 
 
-def needs_gpu(arch: GpuArch) -> str | None:
-    """Why the Triton kernel cannot serve an architecture."""
-    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
-
-
 IMPLEMENTATIONS = (
-    Implementation("triton", "dsv4_rocm.kernels.indexer_query.triton_kernel:indexer_query", needs_gpu),
+    Implementation("triton", "dsv4_rocm.kernels.indexer_query.triton_kernel:indexer_query", needs_gpu_and_fp8_index),
     Implementation("reference", "dsv4_rocm.kernels.indexer_query.reference:indexer_query", always),
 )

@@ -4,8 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dsv4_rocm.arch import GpuArch, Vendor
-from dsv4_rocm.kernels.selection import Implementation, always
+from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu
 
 
 class InvRopeQuant(Protocol):
@@ -22,11 +21,6 @@ class InvRopeQuant(Protocol):
             [tokens, num_groups, heads / num_groups * 512] in the dtype of `output`, for the grouped wo_a.
         """
         ...
-
-
-def needs_gpu(arch: GpuArch) -> str | None:
-    """Why the Triton kernel cannot serve an architecture."""
-    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
 
 
 IMPLEMENTATIONS = (

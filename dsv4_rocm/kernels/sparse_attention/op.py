@@ -4,9 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
-from dsv4_rocm.kernels.selection import Implementation, always
+from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_fp8_rows
 
 
 class SparseAttention(Protocol):
@@ -42,12 +41,9 @@ class SparseAttention(Protocol):
         ...
 
 
-def needs_gpu(arch: GpuArch) -> str | None:
-    """Why the Triton kernel cannot serve an architecture."""
-    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
-
-
 IMPLEMENTATIONS = (
-    Implementation("triton", "dsv4_rocm.kernels.sparse_attention.triton_kernel:sparse_attention", needs_gpu),
+    Implementation(
+        "triton", "dsv4_rocm.kernels.sparse_attention.triton_kernel:sparse_attention", needs_gpu_and_fp8_rows
+    ),
     Implementation("reference", "dsv4_rocm.kernels.sparse_attention.reference:sparse_attention", always),
 )
