@@ -122,8 +122,13 @@ def detect() -> Detection:
 
 
 def current() -> GpuArch:
-    """The architecture this process computes on: what was pinned, else what is found, else the host's."""
-    return _pinned or detect().arch or HOST
+    """The architecture this process computes on: what was pinned, else what is found, else the host's.
+
+    A host that emulates a GPU's kernels chooses ops as that GPU would.
+    """
+    found = _pinned or detect().arch or HOST
+    emulated = envs.emulated_arch()
+    return get(emulated) if emulated and found is HOST else found
 
 
 def pin(arch: GpuArch | str | None) -> None:

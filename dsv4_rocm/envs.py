@@ -8,6 +8,7 @@ from pathlib import Path
 PREFIX = "DSV4_ROCM_"
 IMPL_PREFIX = PREFIX + "IMPL_"
 DEFAULT_KFD_ROOT = Path("/sys/class/kfd/kfd/topology")
+EMULATED = ("gfx942", "gfx950")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 
@@ -24,6 +25,9 @@ class Variable:
 VARIABLES = (
     Variable("DSV4_ROCM_KFD_ROOT", str(DEFAULT_KFD_ROOT), "KFD topology tree the AMD probe reads (tests, containers)"),
     Variable("DSV4_ROCM_IMPL_<OP>", "", "implementation to use for one operation; it is used or the start fails"),
+    Variable(
+        "DSV4_ROCM_KERNELS", "", "emulated:gfx942 or emulated:gfx950: a host runs that GPU's kernels, emulated (slow)"
+    ),
     Variable("DSV4_ROCM_ALLOW_UNTESTED", "0", "1: go on with a vLLM that lacks names we use"),
 )
 
@@ -41,6 +45,22 @@ def forced_impl(op: str) -> str | None:
 def impl_variable(op: str) -> str:
     """The name of the variable that forces an implementation of `op`."""
     return IMPL_PREFIX + op.upper()
+
+
+def emulated_arch() -> str | None:
+    """The architecture whose kernels a host emulates (`DSV4_ROCM_KERNELS=emulated:gfx942`), or None.
+
+    Raises:
+        ValueError: the variable holds something else.
+    """
+    value = os.environ.get("DSV4_ROCM_KERNELS") or None
+    if value is None:
+        return None
+    kind, _, name = value.partition(":")
+    if kind != "emulated" or name not in EMULATED:
+        known = " or ".join(f"emulated:{arch}" for arch in EMULATED)
+        raise ValueError(f"DSV4_ROCM_KERNELS must be {known}, got {value}")
+    return name
 
 
 def allow_untested() -> bool:

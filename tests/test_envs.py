@@ -72,3 +72,13 @@ def test_only_this_module_reads_our_variables():
 def test_every_variable_is_documented():
     text = (ROOT / "docs" / "serving.md").read_text()
     assert [v.name for v in envs.VARIABLES if v.name not in text] == []
+
+
+def test_emulated_arch(monkeypatch):
+    assert envs.emulated_arch() is None
+    monkeypatch.setenv("DSV4_ROCM_KERNELS", "emulated:gfx950")
+    assert envs.emulated_arch() == "gfx950"
+    assert envs.unknown() == []
+    monkeypatch.setenv("DSV4_ROCM_KERNELS", "emulated:sm90")
+    with pytest.raises(ValueError, match="must be emulated:gfx942 or emulated:gfx950, got emulated:sm90"):
+        envs.emulated_arch()

@@ -4,7 +4,7 @@ import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from types import ModuleType
 from typing import Any
 
@@ -40,9 +40,24 @@ class Implementation:
     refuses: Callable[[GpuArch, CacheEncodings], str | None]
 
     def load(self) -> Callable[..., Any]:
+        """The function; on a host that emulates a GPU it runs there, unless it is plain torch."""
         module, function = self.target.split(":")
         loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        return loaded
+        emulated = envs.emulated_arch()
+        return loaded if emulated is None or self.name == "reference" else _on_emulator(loaded, emulated)
+
+
+def _on_emulator(function: Callable[..., Any], arch: str) -> Callable[..., Any]:
+    from dsv4_rocm.testing.cdna import device
+
+    emulator = device(arch)
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with emulator:
+            return function(*args, **kwargs)
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)

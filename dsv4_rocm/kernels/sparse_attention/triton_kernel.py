@@ -35,7 +35,12 @@ SLACK = tl.constexpr(16.0)  # a weight may pass 1 by 2^16: bf16 weights and fp32
 
 @triton.jit
 def _dequantize(
-    row_ptr, scale_ptr, FIRST: tl.constexpr, COUNT: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr,
+    row_ptr,
+    scale_ptr,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    KEYS: tl.constexpr,
+    GROUP: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
     """Channels FIRST .. FIRST + COUNT of some keys: bf16 [KEYS, COUNT], exact since e4m3 times a power of two fits."""

@@ -32,7 +32,9 @@ class Settings:
 
 SETTINGS = {
     MatrixCore.CDNA3_MFMA: Settings(keys=16, heads=64, num_warps=4, num_stages=2, lazy=True, buffer_ops=False),
-    MatrixCore.CDNA4_MFMA: Settings(keys=32, heads=64, num_warps=4, num_stages=2, lazy=False, async_copy=False, buffer_ops=False),
+    MatrixCore.CDNA4_MFMA: Settings(
+        keys=32, heads=64, num_warps=4, num_stages=2, lazy=False, async_copy=False, buffer_ops=False
+    ),
     MatrixCore.WGMMA: Settings(keys=32, heads=32, num_warps=8, num_stages=1, lazy=False),
     MatrixCore.TCGEN05: Settings(keys=32, heads=32, num_warps=8, num_stages=1, lazy=False),
     MatrixCore.MMA_SYNC: Settings(keys=32, heads=32, num_warps=8, num_stages=1, lazy=False),
