@@ -2,7 +2,7 @@
 STAMP := .venv/.ready
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: setup demo test test-slow lint
+.PHONY: setup demo test test-slow lint bench
 
 setup: $(STAMP)
 
@@ -24,3 +24,6 @@ lint: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+bench: $(STAMP)
+	.venv/bin/python -m dsv4_rocm.testing.bench

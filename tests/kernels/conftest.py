@@ -1,48 +1,11 @@
-"""Paged caches as tests: any layout, any block placement, every unused byte poisoned."""
+"""Paged caches and batches as fixtures."""
 
 from collections.abc import Callable
 
 import pytest
-import torch
 
-from dsv4_rocm.cache.addressing import PagedCache, TokenBatch, entry_slots, request_of_token, row_slots
-from dsv4_rocm.cache.layout import CacheLayout
-
-POISON = 0xFF  # an fp32 NaN, an e4m3 NaN and an e8m0 NaN
-
-
-class Cache:
-    """One cache for some requests; blocks are given out in a scrambled order and block 0 stays poisoned."""
-
-    def __init__(self, layout: CacheLayout, requests: int = 1, tokens: int = 1024) -> None:
-        self.layout = layout
-        columns = -(-tokens // layout.tokens_per_page)
-        blocks = requests * columns + 1
-        stride = layout.padded_page_bytes + 576
-        memory = torch.full((blocks * stride,), POISON, dtype=torch.uint8)
-        self.pages = memory.as_strided((blocks, layout.page_bytes), (stride, 1))
-        order = torch.randperm(blocks - 1, generator=torch.Generator().manual_seed(0)) + 1
-        self.table = order.view(requests, columns).int()
-
-    def at(self, batch: TokenBatch) -> PagedCache:
-        """The cache with the slots of a batch's tokens."""
-        page = self.layout.tokens_per_page
-        slots = row_slots(self.table, batch.request, batch.positions, page)
-        if self.layout.tokens_per_row > 1:
-            slots = entry_slots(slots, batch.positions, self.layout.tokens_per_row, page)
-        return PagedCache(self.layout, self.pages, self.table, slots)
-
-    def rows(self, request: int, ids: torch.Tensor) -> torch.Tensor:
-        """Slots of some rows (positions or entry ids) of a request."""
-        return row_slots(self.table, torch.tensor(request), ids, self.layout.rows_per_page)
-
-
-def token_batch(*ranges: tuple[int, int]) -> TokenBatch:
-    """A batch with one request per (first position, number of tokens)."""
-    lengths = torch.tensor([count for _, count in ranges])
-    query_start = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
-    positions = torch.cat([torch.arange(first, first + count) for first, count in ranges])
-    return TokenBatch(positions, query_start, request_of_token(query_start, positions.shape[0]))
+from dsv4_rocm.cache.addressing import TokenBatch
+from dsv4_rocm.testing.paged import Cache, token_batch
 
 
 @pytest.fixture
