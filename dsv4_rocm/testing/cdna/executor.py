@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -229,14 +230,12 @@ class Executor:
 
     def _body(self, g: Group, block: Block) -> None:
         ins: Instruction | None = None
-        body = iter(block.body)
+        special = bool(g.skip_vector or g.index_mode)
+        body = self._special(g, block) if special else iter(block.body)
         try:
-            if g.skip_vector or g.index_mode:
-                self._special(g, block)
-                return
-            if g.undef.isdisjoint(block.touch):
+            if not special and g.undef.isdisjoint(block.touch):
                 for ins in body:
-                    if ins.run(g) is True:
+                    if ins.run(g) is True:  # undefined bits came in with a load
                         break
             for ins in body:
                 if g.undef.isdisjoint(ins.touch):
@@ -249,20 +248,17 @@ class Executor:
             text = f"{type(error).__name__}: {error}"
             raise located(EmulationError(text), self._who(g), ins.where if ins else "") from error
 
-    def _special(self, g: Group, block: Block) -> None:
+    def _special(self, g: Group, block: Block) -> Iterator[Instruction]:
         """Blocks under s_setvskip (vector instructions do nothing) or s_set_gpr_idx (register numbers move)."""
         for ins in block.body:
-            vector = ins.op.startswith(("v_", "ds_", "global_", "buffer_", "flat_", "scratch_"))
-            if vector and g.skip_vector:
+            if g.skip_vector and ins.op.startswith(("v_", "ds_", "global_", "buffer_", "flat_", "scratch_")):
                 continue
             if g.index_mode and ins.family == "valu":
                 if not isinstance(g.index_mode, int):
                     raise EmulationError("s_set_gpr_idx with different values in the waves of a group is not modelled")
-                ins = self.program.moved(ins, g.index_mode & 0xFFFF)
-            if g.undef.isdisjoint(ins.touch):
-                ins.run(g)
+                yield self.program.moved(ins, g.index_mode & 0xFFFF)
             else:
-                taint.step(g, ins)
+                yield ins
 
     def _leave(self, g: Group, block: Block) -> list[Group]:
         last = block.last

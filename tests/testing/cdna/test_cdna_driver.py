@@ -91,6 +91,17 @@ def test_nothing_stays_behind():
     assert dict(add_kernel.device_caches) == caches
 
 
+def test_a_program_is_decoded_once(gfx_device):
+    x, y = torch.randn(100), torch.randn(100)
+    seen = []
+    for _ in range(2):
+        out = torch.zeros(100)
+        add_kernel[(1,)](x, y, out, 100, BLOCK=128)
+        seen.append((gfx_device.last.program, out))
+    assert seen[0][0] is seen[1][0]
+    assert torch.equal(seen[0][1], seen[1][1])
+
+
 def test_statistics(gfx_device):
     x, y, o = torch.randn(2048), torch.randn(2048), torch.zeros(2048)
     add_kernel[(2,)](x, y, o, 2048, BLOCK=1024)
