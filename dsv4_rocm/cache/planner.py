@@ -5,10 +5,10 @@ from typing import Any
 
 from dsv4_rocm.cache.gpu_memory import GpuModel, Parallelism, Weights, Workspace, weights_per_gpu, workspaces
 from dsv4_rocm.cache.layout import PAGE_ALIGNMENT, CacheKind, CacheLayout, Encoding, index_layout
-from dsv4_rocm.cache.pool import STEADY_DECODE, InFlight, Pool, StatePages, make_pool
+from dsv4_rocm.cache.pool import STATE_KINDS, STEADY_DECODE, InFlight, Pool, StatePages, make_pool
 from dsv4_rocm.cache.specs import CacheEncodings, model_caches
 from dsv4_rocm.checkpoint import FP4_GROUP
-from dsv4_rocm.model_spec import INDEX_HEAD_DIM, ModelSpec
+from dsv4_rocm.model_spec import HEAD_DIM, INDEX_HEAD_DIM, ROPE_DIM, ModelSpec
 
 LENGTHS = (8_192, 131_072, 1_048_576)
 _WINDOWED = ("window", "state")
@@ -100,20 +100,36 @@ class Plan:
         weights: by kind.
         workspaces: estimates.
         pool: groups and block.
-        kv_bytes: memory of the pool; may be negative where weights and workspaces do not fit.
-        missing_bytes: memory that lacks before the pool can be made and hold one request of `max_model_len`; 0 if none.
+        room_bytes: what weights and workspaces leave for the pool; may be negative.
     """
 
     request: Request
     weights: Weights
     workspaces: tuple[Workspace, ...]
     pool: Pool
-    kv_bytes: int
-    missing_bytes: int
+    room_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the pool: what was asked for, else the whole room."""
+        given = self.request.kv_memory_bytes
+        return self.room_bytes if given is None else given
 
     @property
     def blocks(self) -> int:
         return max(self.kv_bytes, 0) // self.pool.block_bytes
+
+    @property
+    def overcommitted_bytes(self) -> int:
+        """How much more than the GPU has is asked for before any request comes."""
+        return max(max(self.kv_bytes, 0) - self.room_bytes, 0)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Memory that lacks to hold everything and one request of `max_model_len`; 0 when the plan fits."""
+        # vLLM keeps one block (the null block) for itself.
+        one = (1 + self.request_blocks(self.request.max_model_len)) * self.pool.block_bytes
+        return max(one - self.kv_bytes, self.overcommitted_bytes, 0)
 
     @property
     def fits(self) -> bool:
@@ -123,7 +139,8 @@ class Plan:
     def max_context(self) -> int:
         """Longest request that the pool admits, up to the model's positions; 0 if there is no room for any."""
         request = self.request
-        return self.pool.largest_length(self.blocks, request.spec.max_position, request.in_flight, request.state_pages)
+        blocks = max(min(self.kv_bytes, self.room_bytes), 0) // self.pool.block_bytes
+        return self.pool.largest_length(blocks, request.spec.max_position, request.in_flight, request.state_pages)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -162,23 +179,20 @@ class Plan:
 
     @property
     def limiting(self) -> str:
-        """What bounds the number of requests: the largest part of the charge, or something that comes before it."""
+        """What keeps the plan from fitting; else what bounds the requests: their number, or the largest charge."""
         request = self.request
+        if self.overcommitted_bytes:
+            return "weights and workspaces"
         if not self.fits:
-            return "weights and workspaces" if self.blocks == 0 or self._pool_is_given_but_too_large else "kv memory"
+            return "kv memory"
         if self.concurrency(request.max_model_len) >= request.max_num_seqs * request.split.data:
             return "--max-num-seqs"
-        parts = {role: self.charge(role) for role in ("entries", "window", "state")}
-        named = {"entries": "kv entries", "window": "window charge of tokens in flight"}
-        return named.get(largest := max(parts, key=lambda role: parts[role]), f"{largest} charge of tokens in flight")
-
-    @property
-    def _pool_is_given_but_too_large(self) -> bool:
-        return (
-            self.request.kv_memory_bytes is not None
-            and self.missing_bytes > 0
-            and self.max_context >= (self.request.max_model_len)
-        )
+        charges = {
+            "kv entries": self.charge("entries"),
+            "window charge of tokens in flight": self.charge("window"),
+            "state charge of tokens in flight": self.charge("state"),
+        }
+        return max(charges, key=lambda name: charges[name])
 
     @property
     def largest_offset(self) -> int:
@@ -202,16 +216,31 @@ def make_plan(request: Request) -> Plan:
     weights = weights_per_gpu(spec, split)
     batched, seqs = request.in_flight.batched_tokens, request.max_num_seqs
     needed = workspaces(spec, split, batched, seqs, request.max_model_len, request.eager)
-    beside = weights.total + sum(workspace.bytes for workspace in needed)
-    pool = make_pool(request.caches)
-    one = 1 + pool.request_blocks(request.max_model_len, request.in_flight, request.state_pages)
-    if request.kv_memory_bytes is None:
-        kv_bytes = int(gpu.memory_bytes * request.utilization) - beside
-        missing = one * pool.block_bytes - kv_bytes
-    else:
-        kv_bytes = request.kv_memory_bytes
-        missing = max(one * pool.block_bytes - kv_bytes, beside + kv_bytes - gpu.memory_bytes)
-    return Plan(request, weights, needed, pool, kv_bytes, max(missing, 0))
+    budget = gpu.memory_bytes if request.kv_memory_bytes is not None else int(gpu.memory_bytes * request.utilization)
+    room = budget - weights.total - sum(workspace.bytes for workspace in needed)
+    return Plan(request, weights, needed, make_pool(request.caches), room)
+
+
+def sequence_bytes(caches: dict[str, CacheLayout], tokens: int, states: bool = False) -> int:
+    """Rows of one sequence without padding, as published figures count them.
+
+    Args:
+        caches: layout by full name.
+        tokens: length; entries grow with it, windows hold their last rows.
+        states: count compressor state too.
+    """
+    total = 0
+    for layout in caches.values():
+        if layout.kind in STATE_KINDS and not states:
+            continue
+        kept = tokens if layout.window is None else min(tokens, layout.window)
+        total += kept // layout.tokens_per_row * layout.row_bytes
+    return total
+
+
+def v32_style_bytes(layers: int, tokens: int) -> int:
+    """A bf16 cache as DeepSeek-V3.2's: per layer and token a latent of 512 + 64 and an index key of 128."""
+    return layers * tokens * (HEAD_DIM + ROPE_DIM + INDEX_HEAD_DIM) * Encoding.BF16.value_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,17 +257,21 @@ class Change:
 
 
 def changes(plan: Plan) -> list[Change]:
-    """Flags that make a plan fit, or that raise its concurrency at `max_model_len` by 5 % or more; best first."""
+    """Flags that make a plan fit, or that raise its concurrency at `max_model_len` by 5 % or more.
+
+    Best first; what needs more GPUs comes last.
+    """
     length = plan.request.max_model_len
     found = [Change(flags, make_plan(request)) for flags, request in _alternatives(plan.request)]
     if plan.fits:
         found = [change for change in found if change.plan.concurrency(length) >= 1.05 * plan.concurrency(length)]
     found = [change for change in found if change.plan.fits]
-    return sorted(found, key=lambda change: -change.plan.concurrency(length))
+    gpus = plan.request.split.gpus
+    return sorted(found, key=lambda one: (one.plan.request.split.gpus > gpus, -one.plan.concurrency(length)))
 
 
 def _alternatives(request: Request) -> list[tuple[str, Request]]:
-    split, flight = request.split, request.in_flight
+    flight = request.in_flight
     found: list[tuple[str, Request]] = []
     for tokens in (8_192, 2_048):
         if flight.batched_tokens > tokens:
@@ -262,10 +295,11 @@ def _alternatives(request: Request) -> list[tuple[str, Request]]:
 
 
 def _other_splits(request: Request) -> list[Parallelism]:
-    """The other way to share the same GPUs (data parallel multiplies the KV, tensor parallel copies it), and more GPUs."""
+    """Data parallel over as many GPUs (tensor-parallel ranks hold copies of the KV), and both over more."""
     split = request.split
     wanted = [Parallelism(1, split.gpus, True)] if split.tensor > 1 else []
-    wanted += [Parallelism(1, gpus, True) for gpus in (2, 4, 8) if gpus > split.gpus]
+    more = [gpus for gpus in (2, 4, 8) if gpus > split.gpus]
+    wanted += [other for gpus in more for other in (Parallelism(1, gpus, True), Parallelism(gpus, 1, split.expert))]
     usable = []
     for other in wanted:
         try:
@@ -320,6 +354,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "state_charge_bytes_per_request_gapped": plan.charge("state", StatePages.GAPPED),
         "tokens_in_flight": request.in_flight.tokens,
         "max_model_len": request.max_model_len,
+        "sequence_bytes": sequence_bytes(request.caches, request.max_model_len),
+        "v32_style_sequence_bytes": v32_style_bytes(len(request.spec.layers), request.max_model_len),
         "max_context": plan.max_context,
         "concurrency_at_max_model_len": plan.concurrency(request.max_model_len),
         "concurrency": {str(length): plan.concurrency(length) for length in LENGTHS},

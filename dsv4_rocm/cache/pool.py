@@ -180,7 +180,7 @@ def _balanced(sizes: Mapping[int, Sequence[str]]) -> bool:
 
 
 def _repeats_per_group(pages: list[dict[int, list[str]]]) -> int | None:
-    """Layers of each page size in a group: the number that pads least, not below the largest bucket that stays whole."""
+    """Layers of each page size in a group: the number that pads least, at least those of a bucket that stays whole."""
     balanced = [sizes for sizes in pages if _balanced(sizes)]
     lowest = max((_most(sizes) for sizes in balanced if len(sizes) > 1), default=0)
     if not lowest:
