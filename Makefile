@@ -2,7 +2,7 @@
 STAMP := .venv/.ready
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: setup demo test test-slow lint
+.PHONY: setup demo test test-slow lint docs
 
 setup: $(STAMP)
 
@@ -24,3 +24,7 @@ lint: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# Files that are written from cache/layout.py; a test holds that they are up to date.
+docs: $(STAMP)
+	.venv/bin/python -m dsv4_rocm.cache.generated
