@@ -71,7 +71,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     for workspace in plan.workspaces:
         yield _row(f"  {workspace.name}", workspace.bytes, workspace.rule)
     if request.kv_memory_bytes is None:
-        yield _row("KV pool", plan.kv_bytes, f"rest of {request.utilization:g} of the memory (--util)")
+        yield _row(
+            "KV pool", plan.kv_bytes, f"rest of {request.utilization:g} of the GPU (--gpu-memory-utilization)"
+        )
     else:
         yield _row("KV pool", plan.kv_bytes, f"--kv-cache-memory-bytes; room for {plan.room_bytes / GIB:.2f}")
 
@@ -114,6 +116,8 @@ def _concurrency(plan: Plan) -> Iterator[str]:
     over = f" over {replicas} replicas" if replicas > 1 else ""
     yield f"requests at once{over} by --max-model-len: as vLLM charges | with gapped state pages | if all only decode"
     for length in LENGTHS:
+        if length > plan.request.spec.max_position:
+            continue
         yield (
             f"  {length:>9,}  {plan.concurrency(length):>9,.2f} | {plan.concurrency(length, StatePages.GAPPED):>9,.2f} "
             f"| {plan.decoding(length):>9,.2f}"

@@ -286,7 +286,7 @@ def _alternatives(request: Request) -> list[tuple[str, Request]]:
     if request.kv_memory_bytes is not None:
         found.append(("no --kv-cache-memory-bytes", replace(request, kv_memory_bytes=None)))
     elif request.utilization < 0.95:
-        found.append(("--util 0.95", replace(request, utilization=0.95)))
+        found.append(("--gpu-memory-utilization 0.95", replace(request, utilization=0.95)))
     for other in _other_splits(request):
         tensor, data = other.tensor, other.data
         flags = f"--gpus {other.gpus} --tp {tensor} --dp {data}{' --ep' if other.expert else ''}"

@@ -5,6 +5,7 @@ Run as a program, this file answers what vLLM's planner says (JSON in, JSON out)
 
 import json
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -52,6 +53,9 @@ SPECS = {
     "mostly-swa": with_ratios([0] * 9 + [4, 128, 4]),
     "mostly-c128a": with_ratios([128] * 11 + [4, 4]),
 }
+_random = random.Random(0)
+RANDOM = {f"random-{n}": with_ratios(_random.choices([0, 4, 128], k=_random.randint(2, 30))) for n in range(10)}
+SPECS |= RANDOM
 
 
 def caches_of(name, rows):
@@ -66,7 +70,8 @@ def caches_of(name, rows):
 CASES = [(name, "fp8", tokens, False, MILLION) for name in ("flash", "pro") for tokens in (256, 2_048, 8_192, 16_384)]
 CASES += [(name, "fp8", 8_192, True, length) for name in ("flash", "pro") for length in (*LENGTHS, 4_096, 100_001)]
 CASES += [(name, rows, 8_192, False, 131_072) for name in ("flash", "pro") for rows in ("bf16", "fp32", "mxfp4")]
-CASES += [(name, rows, 512, False, 8_192) for name in SPECS for rows in ("fp8", "bf16")]
+CASES += [(name, rows, 512, False, 8_192) for name in SPECS if name not in RANDOM for rows in ("fp8", "bf16")]
+CASES += [(name, "fp8", 1_000, True, 50_000) for name in RANDOM]
 
 
 def ask_vllm(cases):
@@ -206,23 +211,25 @@ def test_published_concurrency():
     assert gapped == {"tp": pytest.approx(34.8, abs=0.1), "dp": pytest.approx(261.6, abs=0.1)}
 
 
-GAPPED = [  # model, batches, rollback tokens, blocks, GiB; 8,192 tokens a batch
-    ("flash", 1, 1, 111, 0.104),
-    ("flash", 1, 7, 119, 0.111),
-    ("flash", 2, 7, 211, 0.197),
-    ("pro", 1, 1, 111, 0.148),
-    ("pro", 1, 7, 119, 0.159),
-    ("pro", 2, 7, 211, 0.282),
+GAPPED = [  # model, batches, rollback tokens, blocks, GiB, requests of 1M tokens; 8,192 tokens a batch
+    ("flash", 1, 1, 111, 0.104, 17.02),
+    ("flash", 1, 7, 119, 0.111, 16.99),
+    ("flash", 2, 7, 211, 0.197, 15.76),
+    ("pro", 1, 1, 111, 0.148, 19.74),
+    ("pro", 1, 7, 119, 0.159, 19.71),
+    ("pro", 2, 7, 211, 0.282, 18.29),
 ]
 
 
-@pytest.mark.parametrize(("name", "batches", "rollback", "blocks", "gib"), GAPPED)
-def test_state_charge_of_gapped_pages(name, batches, rollback, blocks, gib):
+@pytest.mark.parametrize(("name", "batches", "rollback", "blocks", "gib", "requests"), GAPPED)
+def test_state_charge_of_gapped_pages(name, batches, rollback, blocks, gib, requests):
     """What a prototype of gapped pages was charged by vLLM's planner; with dense pages it is 3,092 blocks."""
     pool = make_pool(caches_of(name, "fp8"))
     flight = InFlight(8_192, batches, rollback)
     assert pool.request_blocks(MILLION, flight, StatePages.GAPPED, ("state",)) == blocks
     assert blocks * pool.block_bytes / GIB == pytest.approx(gib, abs=5e-4)
+    charged = pool.request_blocks(MILLION, flight, StatePages.GAPPED)
+    assert MEMORY[name] // pool.block_bytes / charged == pytest.approx(requests, abs=5e-3)
     assert pool.request_blocks(MILLION, InFlight(8_192), StatePages.DENSE, ("state",)) == 3_092
 
 
