@@ -71,9 +71,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     for workspace in plan.workspaces:
         yield _row(f"  {workspace.name}", workspace.bytes, workspace.rule)
     if request.kv_memory_bytes is None:
-        yield _row(
-            "KV pool", plan.kv_bytes, f"rest of {request.utilization:g} of the GPU (--gpu-memory-utilization)"
-        )
+        yield _row("KV pool", plan.kv_bytes, f"rest of {request.utilization:g} of the GPU (--gpu-memory-utilization)")
     else:
         yield _row("KV pool", plan.kv_bytes, f"--kv-cache-memory-bytes; room for {plan.room_bytes / GIB:.2f}")
 
