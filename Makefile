@@ -2,7 +2,9 @@
 STAMP := .venv/.ready
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: setup demo test test-slow lint bench
+.PHONY: setup demo test test-slow lint bench docs
+
+.PHONY: setup demo test test-slow lint bench docs
 
 setup: $(STAMP)
 
@@ -27,3 +29,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	.venv/bin/python -m dsv4_rocm.testing.bench
+
+# Files that are written from cache/layout.py; a test holds that they are up to date.
+docs: $(STAMP)
+	.venv/bin/python -m dsv4_rocm.cache.generated

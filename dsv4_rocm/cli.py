@@ -1,4 +1,4 @@
-"""The `dsv4-rocm` command: tiny checkpoints, the demo, the doctor."""
+"""The `dsv4-rocm` command: tiny checkpoints, the demo, the doctor, the memory plan."""
 
 import signal
 import sys
@@ -95,6 +95,59 @@ def doctor(
 
     found = report.collect()
     sys.stdout.write((report.as_json(found) if json else report.render(found)) + "\n")
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Option(help="flash, pro, or a checkpoint directory.")] = "flash",
+    gpu: Annotated[str, typer.Option(help="MI325X, MI355X, H200, B200 or B300.")] = "MI325X",
+    gpus: Annotated[int | None, typer.Option(help="How many; by default --tp times --dp.")] = None,
+    tp: Annotated[int | None, typer.Option(help="--tensor-parallel-size; by default what --dp leaves.")] = None,
+    dp: Annotated[int | None, typer.Option(help="--data-parallel-size.")] = None,
+    ep: Annotated[bool, typer.Option("--ep", help="--enable-expert-parallel.")] = False,
+    max_model_len: Annotated[int | None, typer.Option(help="By default all positions of the model.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="vLLM's default on these GPUs.")] = 1024,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="By default vLLM's on this GPU.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, fp8 or bfloat16.")] = "auto",
+    indexer_kv_dtype: Annotated[str, typer.Option(help="auto, fp8, bf16; mxfp4 is planned, not served.")] = "auto",
+    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Size of the KV pool on each GPU.")] = None,
+    util: Annotated[float, typer.Option("--util", "--gpu-memory-utilization", help="Share of the memory.")] = 0.9,
+    async_scheduling: Annotated[bool, typer.Option(help="Two batches in flight, vLLM's default.")] = True,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No graphs.")] = False,
+    state_pages: Annotated[Literal["dense", "gapped"], typer.Option(help="How state is charged.")] = "dense",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a report.")] = False,
+) -> None:
+    """Say whether a serve command fits into memory, for how many requests, and what limits it. Exit status 1 if not."""
+    from json import dumps
+
+    with _one_line_errors(ValueError, OSError):
+        from dsv4_rocm.cache.plan_flags import read_flags
+        from dsv4_rocm.cache.plan_report import render
+        from dsv4_rocm.cache.planner import as_json, make_plan
+        from dsv4_rocm.cache.pool import StatePages
+
+        request = read_flags(
+            model=model,
+            gpu=gpu,
+            gpus=gpus,
+            tensor=tp,
+            data=dp,
+            expert=ep,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_dtype=kv_cache_dtype,
+            indexer_kv_dtype=indexer_kv_dtype,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            util=util,
+            async_scheduling=async_scheduling,
+            eager=enforce_eager,
+            state_pages=StatePages(state_pages),
+        )
+        made = make_plan(request)
+    sys.stdout.write((dumps(as_json(made), indent=2) if json else render(made)) + "\n")
+    if not made.fits:
+        raise typer.Exit(1)
 
 
 def _exit_on_signal(number: int, _: object) -> None:

@@ -1,0 +1,373 @@
+"""The planner's arithmetic: equal to vLLM's own planner, and to the figures that are published.
+
+Run as a program, this file answers what vLLM's planner says (JSON in, JSON out): vLLM stays out of the test process.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dsv4_rocm.cache.gpu_memory import GIB, Parallelism, stored_bytes, weights_per_gpu
+from dsv4_rocm.cache.layout import CacheKind, Encoding
+from dsv4_rocm.cache.plan_flags import read_flags
+from dsv4_rocm.cache.plan_report import one_line, render
+from dsv4_rocm.cache.planner import (
+    LENGTHS,
+    as_json,
+    changes,
+    make_plan,
+    sequence_bytes,
+    v32_style_bytes,
+    what_if_mxfp4_index,
+)
+from dsv4_rocm.cache.pool import InFlight, StatePages, make_pool
+from dsv4_rocm.cache.specs import CacheEncodings, model_caches
+from dsv4_rocm.cli import app
+from dsv4_rocm.model_spec import FLASH, PRO, LayerKind, LayerSpec
+
+FP8 = CacheEncodings(Encoding.FP8, Encoding.FP8)
+MEMORY = {"flash": 71 * GIB, "pro": 118 * GIB}  # what one MI325X and each of eight leave for KV
+MILLION = 1 << 20
+
+
+def with_ratios(ratios):
+    return replace(FLASH, layers=tuple(LayerSpec(i, LayerKind(ratio), False) for i, ratio in enumerate(ratios)))
+
+
+SPECS = {
+    "flash": FLASH,
+    "pro": PRO,
+    # Where the packing takes another branch than for the published models.
+    "demo": with_ratios([0, 0, 4, 128, 4, 128]),
+    "no-c4a": with_ratios([0, 128, 0, 128, 128]),
+    "no-c128a": with_ratios([0, 4, 4, 4]),
+    "swa-only": with_ratios([0, 0, 0]),
+    "one-of-each": with_ratios([0, 4, 128]),
+    "mostly-swa": with_ratios([0] * 9 + [4, 128, 4]),
+    "mostly-c128a": with_ratios([128] * 11 + [4, 4]),
+}
+_random = random.Random(0)
+RANDOM = {f"random-{n}": with_ratios(_random.choices([0, 4, 128], k=_random.randint(2, 30))) for n in range(10)}
+SPECS |= RANDOM
+
+
+def caches_of(name, rows):
+    caches = model_caches(SPECS[name], FP8 if rows == "mxfp4" else CacheEncodings(Encoding(rows), Encoding(rows)))
+    if rows == "mxfp4":
+        index = what_if_mxfp4_index()
+        caches = {key: index if layout.kind is CacheKind.INDEX else layout for key, layout in caches.items()}
+    return caches
+
+
+# name, rows, tokens per batch, async scheduling, length
+CASES = [(name, "fp8", tokens, False, MILLION) for name in ("flash", "pro") for tokens in (256, 2_048, 8_192, 16_384)]
+CASES += [(name, "fp8", 8_192, True, length) for name in ("flash", "pro") for length in (*LENGTHS, 4_096, 100_001)]
+CASES += [(name, rows, 8_192, False, 131_072) for name in ("flash", "pro") for rows in ("bf16", "fp32", "mxfp4")]
+CASES += [(name, rows, 512, False, 8_192) for name in SPECS if name not in RANDOM for rows in ("fp8", "bf16")]
+CASES += [(name, "fp8", 1_000, True, 50_000) for name in RANDOM]
+
+
+def ask_vllm(cases):
+    """In a process of its own: vLLM's answer to each case, from our specs."""
+    import tempfile
+
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.math_utils import cdiv
+    from vllm.v1.core import kv_cache_utils as planner
+
+    from dsv4_rocm.cache.specs import to_vllm
+    from dsv4_rocm.testing.tiny_config import DEMO, config_json
+    from dsv4_rocm.testing.tiny_tokenizer import write_tokenizer
+
+    with tempfile.TemporaryDirectory() as directory:
+        config_text = json.dumps(config_json(replace(DEMO, max_position_embeddings=MILLION), "bfloat16"))
+        (Path(directory) / "config.json").write_text(config_text)
+        write_tokenizer(Path(directory), 2048)
+        arguments = {"trust_remote_code": True, "kv_cache_dtype": "fp8", "max_model_len": MILLION, "max_num_seqs": 4}
+        arguments |= {"tokenizer_mode": "deepseek_v4", "enforce_eager": True, "load_format": "dummy"}
+        config = EngineArgs(model=directory, **arguments).create_engine_config()
+    config.cache_config.kv_cache_layout = "BLHNC"
+    answers = []
+    for name, rows, tokens, is_async, length in cases:
+        config.scheduler_config.max_num_batched_tokens = tokens
+        config.scheduler_config.async_scheduling = is_async
+        config.model_config.max_model_len = length
+        specs = {key: to_vllm(layout) for key, layout in caches_of(name, rows).items()}
+        (planned,) = planner.get_kv_cache_configs(config, [specs], [MEMORY.get(name, GIB)])
+        groups = planned.kv_cache_groups
+        block = planner._pool_bytes_per_block(config, groups)
+        answer = {
+            "tokens_in_flight": config.max_in_flight_tokens,
+            "groups": [sorted(group.layer_names) for group in groups],
+            "block_sizes": [group.kv_cache_spec.block_size for group in groups],
+            "block_bytes": block,
+            "blocks": planned.num_blocks,
+            "columns": [
+                cdiv(group.kv_cache_spec.max_memory_usage_bytes(config), group.kv_cache_spec.page_size_bytes)
+                for group in groups
+            ],
+            "concurrency": planner.get_max_concurrency_for_kv_cache_config(config, planned),
+        }
+        config.model_config.max_model_len = MILLION
+        usable = MEMORY.get(name, GIB) - block
+        answer["largest"] = planner._estimate_max_model_len_from_groups(config, groups, usable)
+        answers.append(answer)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def answers():
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DSV4_ROCM_", "VLLM_"))}
+    clean |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = subprocess.run(
+        [sys.executable, __file__], input=json.dumps(CASES), env=clean, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_equal_to_vllm(case, answers):
+    name, rows, tokens, is_async, length = case
+    pool = make_pool(caches_of(name, rows))
+    flight = InFlight(tokens, 2 if is_async else 1)
+    blocks = MEMORY.get(name, GIB) // pool.block_bytes
+    assert answers[case] == {
+        "tokens_in_flight": flight.tokens,
+        "groups": [sorted(group.caches) for group in pool.groups],
+        "block_sizes": [group.block_tokens for group in pool.groups],
+        "block_bytes": pool.block_bytes,
+        "blocks": blocks,
+        "columns": list(pool.columns(length, flight, StatePages.DENSE)),
+        "concurrency": blocks / pool.request_blocks(length, flight, StatePages.DENSE),
+        "largest": pool.largest_length(blocks, MILLION, flight, StatePages.DENSE),
+    }
+
+
+def plan_of(model="flash", gpu="MI325X", **flags):
+    return make_plan(read_flags(model, gpu, **flags))
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def test_published_bytes_of_a_sequence():
+    """9.62 GiB for Pro at 1M in bf16 is without compressor state; DeepSeek sets 83.9 GiB against it."""
+    caches = caches_of("pro", "bf16")
+    assert sequence_bytes(caches, MILLION) / GIB == pytest.approx(9.6246, abs=1e-4)
+    assert sequence_bytes(caches, MILLION, states=True) / GIB == pytest.approx(9.642, abs=1e-3)
+    assert v32_style_bytes(len(PRO.layers), MILLION) / GIB == 83.875
+
+
+@pytest.mark.parametrize(
+    ("model", "index", "expected"),
+    [("flash", "fp8", 3_915), ("flash", "mxfp4", 3_584.25), ("pro", "fp8", 5_609.25), ("pro", "mxfp4", 5_136.75)],
+)
+def test_bytes_per_token(model, index, expected):
+    found = as_json(plan_of(model, gpus=8, indexer_kv_dtype=index))
+    assert found["kv_bytes_per_token"] == expected
+    assert found["page_bytes"]["index"] == {"fp8": 8_640, "mxfp4": 4_608}[index]
+
+
+def test_weights_are_those_of_the_published_checkpoints():
+    """148.66 GiB (Flash) and 865 GB (Pro) on disk, with the draft layer: one SWA-only block and two projections."""
+    published = {"flash": (148.66 * GIB, 0.02 * GIB), "pro": (865e9, 0.5e9)}
+    for name, (size, tolerance) in published.items():
+        spec = SPECS[name]
+        draft = replace(spec, layers=(*spec.layers, LayerSpec(len(spec.layers), LayerKind.SWA, False)))
+        projections = 2 * (spec.hidden_size**2 + (spec.hidden_size // 128) ** 2)
+        assert stored_bytes(draft) + projections == pytest.approx(size, abs=tolerance)
+
+
+def test_weights_are_shared_as_the_layers_share_them():
+    one, tensor, data = (weights_per_gpu(FLASH, split) for split in (Parallelism(), Parallelism(8), Parallelism(1, 8)))
+    assert one.experts == 8 * tensor.experts == 8 * data.experts
+    assert one.wo_a == 8 * tensor.wo_a == data.wo_a
+    assert (one.linears, one.rest) == (data.linears, data.rest)
+    assert one.linears / 8 < tensor.linears < one.linears
+    assert weights_per_gpu(FLASH, Parallelism(1, 8, True)) == data
+    assert one.wo_a == 2 * sum(1024 * 8 * 4096 for _ in FLASH.layers)
+
+
+def test_published_concurrency():
+    """20.43x (TP8) and 156.9x (DP8) for Flash at 1M on 8 B200, charged as upstream charges.
+
+    The log's other flags are not published. Assumed: fp8 rows and index, 8,192 tokens in flight in one batch, 0.95 of
+    the memory, 512 sequences; weights without draft layers; this package's workspace estimates.
+    """
+    flags = {"gpus": 8, "util": 0.95, "max_num_batched_tokens": 8_192, "async_scheduling": False, "max_num_seqs": 512}
+    found = {"tp": plan_of(gpu="B200", **flags), "dp": plan_of(gpu="B200", data=8, expert=True, **flags)}
+    assert found["tp"].concurrency(MILLION) == pytest.approx(20.43, rel=0.1)
+    assert found["dp"].concurrency(MILLION) == pytest.approx(156.9, rel=0.1)
+    gapped = {name: plan.concurrency(MILLION, StatePages.GAPPED) for name, plan in found.items()}
+    assert gapped == {"tp": pytest.approx(34.8, abs=0.1), "dp": pytest.approx(261.6, abs=0.1)}
+
+
+GAPPED = [  # model, batches, rollback tokens, blocks, GiB, requests of 1M tokens; 8,192 tokens a batch
+    ("flash", 1, 1, 111, 0.104, 17.02),
+    ("flash", 1, 7, 119, 0.111, 16.99),
+    ("flash", 2, 7, 211, 0.197, 15.76),
+    ("pro", 1, 1, 111, 0.148, 19.74),
+    ("pro", 1, 7, 119, 0.159, 19.71),
+    ("pro", 2, 7, 211, 0.282, 18.29),
+]
+
+
+@pytest.mark.parametrize(("name", "batches", "rollback", "blocks", "gib", "requests"), GAPPED)
+def test_state_charge_of_gapped_pages(name, batches, rollback, blocks, gib, requests):
+    """What a prototype of gapped pages was charged by vLLM's planner; with dense pages it is 3,092 blocks."""
+    pool = make_pool(caches_of(name, "fp8"))
+    flight = InFlight(8_192, batches, rollback)
+    assert pool.request_blocks(MILLION, flight, StatePages.GAPPED, ("state",)) == blocks
+    assert blocks * pool.block_bytes / GIB == pytest.approx(gib, abs=5e-4)
+    charged = pool.request_blocks(MILLION, flight, StatePages.GAPPED)
+    assert MEMORY[name] // pool.block_bytes / charged == pytest.approx(requests, abs=5e-3)
+    assert pool.request_blocks(MILLION, InFlight(8_192), StatePages.DENSE, ("state",)) == 3_092
+
+
+def test_state_charge_of_dense_pages():
+    flags = {"max_num_batched_tokens": 8_192, "async_scheduling": False}
+    assert plan_of("flash", **flags).charge("state") / GIB == pytest.approx(2.886, abs=5e-4)
+    assert plan_of("pro", gpus=8, **flags).charge("state") / GIB == pytest.approx(4.135, abs=5e-4)
+
+
+RECIPE = ["--model", "flash", "--gpu", "MI325X", "--kv-cache-dtype", "fp8_e4m3", "--max-model-len", 4096]
+RECIPE += ["--max-num-batched-tokens", 256, "--kv-cache-memory-bytes", 10_000_000_000, "--enforce-eager"]
+
+
+def test_recipe_is_explained_in_one_line():
+    done = run(*RECIPE, "--no-async-scheduling")
+    assert done.exit_code == 0, done.output
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("why: ")]
+    assert line == (
+        "why: --kv-cache-memory-bytes 10000000000 is 9,977 blocks of 1,002,240 B; a request of 4,096 tokens with "
+        "256 tokens in flight is charged 146 (14 window + 16 entries + 116 state), so 68.3 fit; "
+        "at vLLM's default --max-num-batched-tokens 16384 it would be 1,684 and 5.9"
+    )
+
+
+def test_json_has_what_scripts_read():
+    done = run(*RECIPE, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["fits"] is True
+    assert found["limiting"] == "state charge of tokens in flight"
+    assert found["group_block_sizes"] == [64, 64, 256, 4, 8]
+    assert found["blocks"] == 10_000_000_000 // 1_002_240
+    assert found["tokens_in_flight"] == 512
+    assert found["state_charge_bytes_per_request"] == (131 + 81) * 1_002_240
+    assert found["window_charge_bytes_per_request"] == 2 * 11 * 1_002_240
+    assert found["fixed_bytes_per_request"] == (2 * 3 + 3 + 17) * 1_002_240
+    assert found["max_context"] == MILLION
+    assert found["concurrency"] == {
+        "8192": pytest.approx(9_977 / (32 + 22 + 212)),
+        "131072": pytest.approx(9_977 / (512 + 22 + 212)),
+        "1048576": pytest.approx(9_977 / (4_096 + 22 + 212)),
+    }
+
+
+def test_a_million_tokens_that_do_not_fit():
+    done = run("--gpu", "MI325X", "--kv-cache-memory-bytes", 5_000_000_000)
+    assert done.exit_code == 1
+    plan = plan_of(kv_cache_memory_bytes=5_000_000_000)
+    assert f"{plan.missing_bytes / GIB:.2f} GiB missing on each GPU (kv memory)" in done.stdout
+    assert f"--max-model-len {plan.max_context} fits" in done.stdout
+    assert 0 < plan.max_context < MILLION
+    assert plan_of(kv_cache_memory_bytes=5_000_000_000, max_model_len=plan.max_context).fits
+    assert not plan_of(kv_cache_memory_bytes=5_000_000_000, max_model_len=plan.max_context + 1).fits
+    enough = 5_000_000_000 + plan.missing_bytes
+    assert plan_of(kv_cache_memory_bytes=enough).fits
+    assert not plan_of(kv_cache_memory_bytes=enough - plan.pool.block_bytes).fits
+
+
+def test_weights_that_do_not_fit():
+    plan = plan_of("pro", "H200", gpus=4)
+    assert (plan.fits, plan.limiting, plan.blocks, plan.max_context) == (False, "weights and workspaces", 0, 0)
+    assert plan.overcommitted_bytes == -plan.kv_bytes > 60 * GIB
+    assert "no context length fits" in render(plan)
+    assert [change.flags for change in changes(plan)] == ["--gpus 8 --tp 8 --dp 1"]
+
+
+def test_a_pool_that_the_gpu_has_no_room_for():
+    plan = plan_of(kv_cache_memory_bytes=200 * GIB)
+    assert (plan.fits, plan.limiting) == (False, "weights and workspaces")
+    assert plan.missing_bytes == plan.overcommitted_bytes == 200 * GIB - plan.room_bytes
+    assert plan_of(kv_cache_memory_bytes=plan.room_bytes).fits
+
+
+def test_what_would_help_does():
+    plan = plan_of("flash", "MI355X", gpus=4)
+    better = {change.flags: change.plan.concurrency(MILLION) for change in changes(plan)}
+    assert "--max-num-batched-tokens 2048" in better
+    assert "--no-async-scheduling" in better
+    assert "--gpus 4 --tp 1 --dp 4 --ep" in better
+    assert all(value >= 1.05 * plan.concurrency(MILLION) for value in better.values())
+    assert "--kv-cache-dtype fp8" in {change.flags for change in changes(plan_of(kv_cache_dtype="bfloat16"))}
+
+
+def test_few_sequences_limit_first():
+    assert plan_of(max_num_seqs=2, max_model_len=8_192).limiting == "--max-num-seqs"
+
+
+def test_offsets_past_32_bits():
+    """Block 2143 of Flash is the first that starts past 2^31 bytes."""
+    plan = plan_of(kv_cache_memory_bytes=10_000_000_000, max_model_len=4_096)
+    assert plan.first_block_past_32_bits == 2_143
+    assert 2_142 * plan.pool.block_bytes < 2**31 <= 2_143 * plan.pool.block_bytes
+    assert plan.largest_offset == 9_977 * 1_002_240 - 1
+    small = plan_of(kv_cache_memory_bytes=2_000_000_000, max_model_len=4_096, max_num_batched_tokens=256)
+    assert small.first_block_past_32_bits is None
+    assert "32-bit offsets reach all of it" in render(small)
+
+
+def test_a_checkpoint_directory(tmp_path):
+    from dsv4_rocm.testing.tiny_config import DEMO, config_json
+
+    (tmp_path / "config.json").write_text(json.dumps(config_json(DEMO, "bfloat16")))
+    plan = plan_of(str(tmp_path))
+    assert plan.fits
+    assert plan.pool.block_bytes == 95_616
+    assert "1,024 tokens" not in one_line(plan)
+
+
+REFUSED = {
+    "gpu": (["--gpu", "MI300A"], "--gpu must be one of MI325X, MI355X, H200, B200, B300, got MI300A"),
+    "model": (["--model", "/nowhere"], "--model must be flash, pro or a directory with a config.json, got /nowhere"),
+    "tp": (["--tp", "3"], "--tp must divide the model's 8 output groups, got 3; use one of 1, 2, 4, 8"),
+    "product": (["--gpus", "8", "--tp", "4", "--dp", "4"], "--gpus 8 is not --tp 4 x --dp 4 = 16"),
+    "sequence-parallel": (["--tp", "2", "--dp", "4", "--ep"], "is sequence-parallel MoE, which is not supported"),
+    "cache dtype": (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype must be auto, fp8 or bfloat16"),
+    "index dtype": (["--indexer-kv-dtype", "nvfp4"], "indexer_kv_dtype=nvfp4 is not available"),
+    "mxfp4 with bf16": (["--kv-cache-dtype", "bfloat16", "--indexer-kv-dtype", "mxfp4"], "use --kv-cache-dtype fp8"),
+    "length": (["--max-model-len", "2000000"], "--max-model-len must be at most the model's 1048576 positions"),
+    "util": (["--util", "1.5"], "--util must be above 0 and at most 1, got 1.5"),
+    "tokens": (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens must be at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused_in_one_line(arguments, message):
+    done = run(*arguments)
+    assert done.exit_code == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_plan_needs_no_vllm():
+    code = "import sys; sys.modules['vllm'] = None; from dsv4_rocm.cli import app; app(['plan', '--gpus', '2'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "would help: --max-num-batched-tokens" in done.stdout
+
+
+if __name__ == "__main__":
+    stdout, sys.stdout = sys.stdout, sys.stderr
+    json.dump(ask_vllm([tuple(case) for case in json.load(sys.stdin)]), stdout)
