@@ -40,6 +40,7 @@ def render() -> str:
 _TITLES = {
     Encoding.FP8: "fp8 rows (`--kv-cache-dtype fp8`)",
     Encoding.BF16: "bf16 rows (`--kv-cache-dtype bfloat16`)",
+    Encoding.MXFP4: 'mxfp4 index rows (`--attention-config \'{"indexer_kv_dtype": "mxfp4"}\'`), beside fp8 key rows',
     Encoding.FP32: "fp32 rows (`--dtype float32`, for comparisons)",
 }
 _SAME = (("Swa", "C4aEntries", "C128aEntries"), ("Index",), ("C4aState",), ("C128aState",), ("IndexState",))
@@ -49,6 +50,8 @@ def _encoding(encoding: Encoding) -> str:
     layouts = all_layouts(encoding)
     lines = [f"## {_TITLES[encoding]}", "", *_table(layouts), ""]
     for names in _SAME:
+        if names[0] not in layouts:
+            continue
         first = layouts[names[0]]
         if encoding is not Encoding.FP8 and names[0].endswith("State"):
             continue  # the same rows as with fp8; only the padding differs, and the table says it

@@ -44,7 +44,7 @@ def read_flags(
         max_num_seqs: `--max-num-seqs`.
         max_num_batched_tokens: by default what vLLM's server takes on this GPU.
         kv_cache_dtype: `--kv-cache-dtype`.
-        indexer_kv_dtype: `indexer_kv_dtype` of `--attention-config`; `mxfp4` is planned though it is not served yet.
+        indexer_kv_dtype: `indexer_kv_dtype` of `--attention-config`.
         kv_cache_memory_bytes: `--kv-cache-memory-bytes`.
         util: `--gpu-memory-utilization`.
         async_scheduling: vLLM's default is on; it doubles the tokens in flight.
@@ -56,9 +56,6 @@ def read_flags(
     """
     product = _gpu(gpu)
     rows = row_encoding(kv_cache_dtype, torch.bfloat16)
-    mxfp4 = indexer_kv_dtype == "mxfp4"
-    if not mxfp4:
-        index_encoding(indexer_kv_dtype, rows)
     spec = _spec(model)
     batched = product.default_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
     return Request(
@@ -70,7 +67,7 @@ def read_flags(
         max_num_seqs=max_num_seqs,
         in_flight=InFlight(batched, 2 if async_scheduling else 1),
         rows=rows,
-        mxfp4_index=mxfp4,
+        index=index_encoding(indexer_kv_dtype, rows),
         kv_memory_bytes=kv_cache_memory_bytes,
         utilization=util,
         eager=eager,

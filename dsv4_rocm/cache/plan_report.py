@@ -50,10 +50,8 @@ def _head(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"--tp {split.tensor} --dp {split.data}{' --ep' if split.expert else ''}, {request.rows.value} key rows, "
-        f"{'mxfp4' if request.mxfp4_index else request.rows.value} index rows, {request.state_pages.value} state pages"
+        f"{request.index.value} index rows, {request.state_pages.value} state pages"
     )
-    if request.mxfp4_index:
-        yield "mxfp4 index rows are planned by arithmetic; the server refuses them today"
 
 
 def _memory(plan: Plan) -> Iterator[str]:

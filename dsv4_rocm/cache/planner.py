@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsv4_rocm.cache.gpu_memory import GpuModel, Parallelism, Weights, Workspace, weights_per_gpu, workspaces
-from dsv4_rocm.cache.layout import PAGE_ALIGNMENT, CacheKind, CacheLayout, Encoding, index_layout
+from dsv4_rocm.cache.layout import CacheLayout, Encoding
 from dsv4_rocm.cache.pool import STATE_KINDS, STEADY_DECODE, InFlight, Pool, StatePages, make_pool
 from dsv4_rocm.cache.specs import CacheEncodings, model_caches
-from dsv4_rocm.checkpoint import FP4_GROUP
 from dsv4_rocm.model_spec import HEAD_DIM, INDEX_HEAD_DIM, ROPE_DIM, ModelSpec
 
 LENGTHS = (8_192, 131_072, 1_048_576)
@@ -28,7 +27,7 @@ class Request:
         max_num_seqs: `--max-num-seqs`.
         in_flight: `--max-num-batched-tokens`, and the steps that run at once.
         rows: encoding of key rows.
-        mxfp4_index: plan for mxfp4 index rows, which no server here writes yet.
+        index: encoding of index rows.
         kv_memory_bytes: `--kv-cache-memory-bytes`, or None to take what is left.
         utilization: `--gpu-memory-utilization`; without effect when `kv_memory_bytes` is given, as in vLLM.
         eager: `--enforce-eager`.
@@ -43,7 +42,7 @@ class Request:
     max_num_seqs: int
     in_flight: InFlight
     rows: Encoding = Encoding.FP8
-    mxfp4_index: bool = False
+    index: Encoding = Encoding.FP8
     kv_memory_bytes: int | None = None
     utilization: float = 0.9
     eager: bool = False
@@ -68,27 +67,11 @@ class Request:
             )
         if not 0 < self.utilization <= 1:
             raise ValueError(f"--util must be above 0 and at most 1, got {self.utilization}; use 0.9")
-        if self.mxfp4_index and self.rows is not Encoding.FP8:
-            raise ValueError(
-                f"--indexer-kv-dtype mxfp4 goes with fp8 key rows, got {self.rows.value}; use --kv-cache-dtype fp8"
-            )
 
     @property
     def caches(self) -> dict[str, CacheLayout]:
         """Layouts of every cache by full name."""
-        caches = model_caches(self.spec, CacheEncodings(self.rows, self.rows))
-        if not self.mxfp4_index:
-            return caches
-        index = what_if_mxfp4_index()
-        return {name: index if layout.kind is CacheKind.INDEX else layout for name, layout in caches.items()}
-
-
-def what_if_mxfp4_index() -> CacheLayout:
-    """Bytes of mxfp4 index rows (64 B of e2m1 pairs, 4 e8m0 scales), for planning only: nothing writes them yet."""
-    fp8 = index_layout(Encoding.FP8)
-    data, scale = INDEX_HEAD_DIM // 2, INDEX_HEAD_DIM // FP4_GROUP
-    page = -(-fp8.rows_per_page * (data + scale) // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
-    return replace(fp8, data_bytes=data, scale_bytes=scale, padded_page_bytes=page, rotated=True)
+        return model_caches(self.spec, CacheEncodings(self.rows, self.index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +263,9 @@ def _alternatives(request: Request) -> list[tuple[str, Request]]:
     if flight.batches > 1:
         found.append(("--no-async-scheduling", replace(request, in_flight=replace(flight, batches=1))))
     if request.rows is not Encoding.FP8:
-        found.append(("--kv-cache-dtype fp8", replace(request, rows=Encoding.FP8)))
-    elif not request.mxfp4_index:
-        found.append(("--indexer-kv-dtype mxfp4 (planned, not served yet)", replace(request, mxfp4_index=True)))
+        found.append(("--kv-cache-dtype fp8", replace(request, rows=Encoding.FP8, index=Encoding.FP8)))
+    elif request.index is not Encoding.MXFP4:
+        found.append(("--indexer-kv-dtype mxfp4", replace(request, index=Encoding.MXFP4)))
     if request.kv_memory_bytes is not None:
         found.append(("no --kv-cache-memory-bytes", replace(request, kv_memory_bytes=None)))
     elif request.utilization < 0.95:

@@ -14,8 +14,9 @@ from dsv4_rocm.cache.layout import (
     swa_layout,
 )
 from dsv4_rocm.model_spec import ROPE_DIM, LayerKind
+from dsv4_rocm.number_formats import FP4_GROUP
 
-_VALUE_BYTES = {"e4m3": 1, "e8m0": 1, "zero": 1, "bf16": 2, "fp32": 4}
+_VALUE_BYTES = {"e2m1 pairs": 1, "e4m3": 1, "e8m0": 1, "zero": 1, "bf16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Segment:
     Attributes:
         name: what they are.
         in_scales: whether they stand in the scale part of a page.
-        dtype: `e4m3` (OCP, without 0x80 and NaN), `e8m0`, `zero` (a byte that is 0), `bf16` or `fp32`.
+        dtype: `e4m3` (OCP, without 0x80 and NaN), `e2m1 pairs` (the even channel in the low nibble), `e8m0`, `zero` (a
+            byte that is 0), `bf16` or `fp32`.
         count: values.
         offset: first byte, from the start of the row's data or scales.
     """
@@ -71,6 +73,8 @@ def _parts(layout: CacheLayout) -> tuple[list[_Part], list[_Part]]:
     if kind is CacheKind.INDEX:
         if layout.encoding is Encoding.FP8:
             return [("key", "e4m3", layout.channels)], [("scale", "fp32", 1)]
+        if layout.encoding is Encoding.MXFP4:
+            return [("key", "e2m1 pairs", layout.channels // 2)], [("exponents", "e8m0", layout.channels // FP4_GROUP)]
         return [("key", wide, layout.channels)], []
     if layout.encoding is Encoding.FP8:
         exponents = ("exponents", "e8m0", NOPE_DIM // FP8_GROUP)
@@ -87,7 +91,9 @@ def _placed(parts: list[_Part], in_scales: bool) -> list[Segment]:
 
 
 def all_layouts(encoding: Encoding) -> dict[str, CacheLayout]:
-    """Every cache of a server with rows of one encoding, by its name in C++."""
+    """Every cache of a server with rows of one encoding, by its name in C++; mxfp4 is for index rows alone."""
+    if encoding is Encoding.MXFP4:
+        return {"Index": index_layout(encoding)}
     return {
         "Swa": swa_layout(encoding),
         "C4aEntries": entries_layout(LayerKind.C4A, encoding),

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4_rocm.cache.gpu_memory import GIB, Parallelism, stored_bytes, weights_per_gpu
-from dsv4_rocm.cache.layout import CacheKind, Encoding
+from dsv4_rocm.cache.layout import Encoding
 from dsv4_rocm.cache.plan_flags import read_flags
 from dsv4_rocm.cache.plan_report import one_line, render
 from dsv4_rocm.cache.planner import (
@@ -25,7 +25,6 @@ from dsv4_rocm.cache.planner import (
     make_plan,
     sequence_bytes,
     v32_style_bytes,
-    what_if_mxfp4_index,
 )
 from dsv4_rocm.cache.pool import InFlight, StatePages, make_pool
 from dsv4_rocm.cache.specs import CacheEncodings, model_caches
@@ -59,11 +58,10 @@ SPECS |= RANDOM
 
 
 def caches_of(name, rows):
-    caches = model_caches(SPECS[name], FP8 if rows == "mxfp4" else CacheEncodings(Encoding(rows), Encoding(rows)))
-    if rows == "mxfp4":
-        index = what_if_mxfp4_index()
-        caches = {key: index if layout.kind is CacheKind.INDEX else layout for key, layout in caches.items()}
-    return caches
+    encodings = (
+        CacheEncodings(Encoding.FP8, Encoding.MXFP4) if rows == "mxfp4" else CacheEncodings(*[Encoding(rows)] * 2)
+    )
+    return model_caches(SPECS[name], encodings)
 
 
 # name, rows, tokens per batch, async scheduling, length
@@ -346,7 +344,7 @@ REFUSED = {
     "sequence-parallel": (["--tp", "2", "--dp", "4", "--ep"], "is sequence-parallel MoE, which is not supported"),
     "cache dtype": (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype must be auto, fp8 or bfloat16"),
     "index dtype": (["--indexer-kv-dtype", "nvfp4"], "indexer_kv_dtype=nvfp4 is not available"),
-    "mxfp4 with bf16": (["--kv-cache-dtype", "bfloat16", "--indexer-kv-dtype", "mxfp4"], "use --kv-cache-dtype fp8"),
+    "mxfp4 with bf16": (["--kv-cache-dtype", "bfloat16", "--indexer-kv-dtype", "mxfp4"], "leave it out or use bf16"),
     "length": (["--max-model-len", "2000000"], "--max-model-len must be at most the model's 1048576 positions"),
     "util": (["--util", "1.5"], "--util must be above 0 and at most 1, got 1.5"),
     "tokens": (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens must be at least 1, got 0"),

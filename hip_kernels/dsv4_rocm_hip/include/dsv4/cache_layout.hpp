@@ -533,4 +533,32 @@ static_assert(IndexState::kPageBytes <= IndexState::kPaddedPageBytes);
 
 }  // namespace fp32
 
+namespace mxfp4 {
+
+struct Index {  // a row for 4 tokens
+  static constexpr int kChannels = 128;
+  static constexpr int kTokensPerPage = 256;
+  static constexpr int kTokensPerRow = 4;
+  static constexpr int kRowsPerPage = 64;
+  static constexpr int kWindow = 0;  // everything is kept
+  static constexpr int kDataBytes = 64;
+  static constexpr int kScaleBytes = 4;
+  static constexpr int kScalesStart = 4096;
+  static constexpr int kPageBytes = 4352;
+  static constexpr int kPaddedPageBytes = 4608;
+  static constexpr int kKeyOffset = 0;  // in a row's data: e2m1 pairs
+  static constexpr int kKeyCount = 64;
+  static constexpr int kExponentsOffset = 0;  // in a row's scales: e8m0
+  static constexpr int kExponentsCount = 4;
+  // Bytes from the start of a page to the data and to the scales of a row.
+  static constexpr std::int64_t data_offset(int row) { return std::int64_t{row} * kDataBytes; }
+  static constexpr std::int64_t scale_offset(int row) {
+    return kScalesStart + std::int64_t{row} * kScaleBytes;
+  }
+};
+static_assert(Index::scale_offset(Index::kRowsPerPage) == Index::kPageBytes);
+static_assert(Index::kPageBytes <= Index::kPaddedPageBytes);
+
+}  // namespace mxfp4
+
 }  // namespace dsv4::cache
