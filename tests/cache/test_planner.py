@@ -195,6 +195,26 @@ def test_weights_are_shared_as_the_layers_share_them():
     assert one.wo_a == 2 * sum(1024 * 8 * 4096 for _ in FLASH.layers)
 
 
+def test_the_pool_takes_what_is_left():
+    """One Flash on one MI325X, in GiB: 230.4 of 256, less 146.64 of weights and what a step needs."""
+    plan = plan_of(max_num_batched_tokens=8_192, max_num_seqs=512)
+    beside = {workspace.name: workspace.bytes / GIB for workspace in plan.workspaces}
+    assert plan.weights.total / GIB == pytest.approx(146.64, abs=0.01)
+    assert beside == {
+        "indexer logits": 0.5,  # 8,192 rows of 262,144 entries would be 8 GiB: the cap holds
+        "prefill": pytest.approx(8_192 * (48 * 4_096 + 4 * 64 * 512 + 12 * (4_096 + 3 * 2_048)) / GIB),
+        "sampler": pytest.approx(8 * 512 * 129_280 / GIB),
+        "graphs": 1.0,
+        "runtime": 1.5,
+    }
+    assert plan.kv_bytes / GIB == pytest.approx(230.4 - 146.64 - sum(beside.values()), abs=0.01)
+    assert plan_of(util=0.8).kv_bytes - plan_of(util=0.5).kv_bytes == pytest.approx(0.3 * 256 * GIB, abs=1)
+    eager = plan_of(max_num_batched_tokens=8_192, max_num_seqs=512, eager=True)
+    assert eager.kv_bytes - plan.kv_bytes == GIB
+    short = plan_of(max_num_batched_tokens=256, max_model_len=4_096)
+    assert short.workspaces[0].bytes == 4 * 256 * 1_024
+
+
 def test_published_concurrency():
     """20.43x (TP8) and 156.9x (DP8) for Flash at 1M on 8 B200, charged as upstream charges.
 
