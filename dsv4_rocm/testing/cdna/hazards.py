@@ -1,7 +1,7 @@
 """Wait states the hardware does not insert itself: the CDNA3 / CDNA4 tables as a function of two instructions.
 
-Numbers: "Manually inserted wait states" and "Dependency resolution: required independent instructions" of the CDNA3 and
-CDNA4 instruction set manuals. A pass is four clocks.
+The manuals call them "manually inserted wait states" and "required independent instructions"; the numbers are those of
+LLVM's hazard recognizer, which compilers insert. A pass is four clocks.
 """
 
 from __future__ import annotations
