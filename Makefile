@@ -4,7 +4,6 @@ PYTEST := .venv/bin/python -m pytest
 
 .PHONY: setup demo test test-slow lint bench docs
 
-.PHONY: setup demo test test-slow lint bench docs
 
 setup: $(STAMP)
 

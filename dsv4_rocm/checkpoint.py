@@ -78,9 +78,10 @@ def skipped_reason(name: str, spec: ModelSpec) -> str | None:
     """Why the main model leaves a tensor out, or None when it has to load it."""
     if name.startswith("mtp."):
         return "draft module, loaded by the draft model"
-    parts = name.split(".")
-    if name.endswith(".ffn.gate.bias") and parts[0] == "layers" and spec.layers[int(parts[1])].hash_routed:
-        return "bias of a hash-routed layer, which routes by token id"
+    if name.endswith(".ffn.gate.bias"):
+        layer = name.removeprefix("layers.").removesuffix(".ffn.gate.bias")
+        if layer.isdigit() and int(layer) < len(spec.layers) and spec.layers[int(layer)].hash_routed:
+            return "bias of a hash-routed layer, which routes by token id"
     return None
 
 

@@ -109,7 +109,7 @@ def plan(
     max_num_seqs: Annotated[int, typer.Option(help="vLLM's default on these GPUs.")] = 1024,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="By default vLLM's on this GPU.")] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, fp8 or bfloat16.")] = "auto",
-    indexer_kv_dtype: Annotated[str, typer.Option(help="auto, fp8, bf16; mxfp4 is planned, not served.")] = "auto",
+    indexer_kv_dtype: Annotated[str, typer.Option(help="auto, fp8, bf16, or mxfp4 with fp8 key rows.")] = "auto",
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Size of the KV pool on each GPU.")] = None,
     util: Annotated[float, typer.Option("--util", "--gpu-memory-utilization", help="Share of the memory.")] = 0.9,
     async_scheduling: Annotated[bool, typer.Option(help="Two batches in flight, vLLM's default.")] = True,

@@ -51,7 +51,7 @@ class YarnSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A DeepSeek-V4 text model. Names follow config.json; shapes follow docs/architecture.md."""
+    """A DeepSeek-V4 text model. Names follow config.json; shapes are those of docs/model-spec.md."""
 
     vocab_size: int
     hidden_size: int

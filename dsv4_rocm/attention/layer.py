@@ -60,8 +60,8 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]; rows past the step's tokens are padding and come out as zero."""
         step = step_metadata()
-        if step is None:  # profiling: the caches do not exist yet
-            return torch.zeros_like(hidden)
+        if step is None:
+            return self._without_caches(hidden)
         batch = step[self.swa.prefix].batch
         tokens, padding = hidden[: batch.num_tokens], hidden.shape[0] - batch.num_tokens
         frequencies = self._frequencies.to(hidden.device)
@@ -83,3 +83,10 @@ class Attention(nn.Module):
         grouped = self._inv_rope_quant(output, batch.positions, frequencies, self.num_groups)
         result: Tensor = self.wo_b(self.wo_a(grouped))
         return nn.functional.pad(result, (0, 0, 0, padding))
+
+    def _without_caches(self, hidden: Tensor) -> Tensor:
+        """Zeros, for the memory of a step: vLLM's profiling run, before the caches exist, sizes the KV pool by it."""
+        query = self.wq_b(self.q_norm(self.wq_a(hidden))).view(-1, self.num_heads, HEAD_DIM)
+        output = torch.zeros_like(query).view(-1, self.num_groups, self.num_heads // self.num_groups * HEAD_DIM)
+        result: Tensor = self.wo_b(self.wo_a(output))
+        return result

@@ -60,16 +60,17 @@ def request_of_token(query_start: Tensor, num_tokens: int) -> Tensor:
 def token_positions(query_start: Tensor, seq_lens: Tensor, request: Tensor) -> Tensor:
     """Position of each token, counted back from the end of its request's context: int64 [tokens].
 
-    A request of length 0 (padding) has position -1: its tokens see nothing.
+    Padding has position -1 and sees nothing: tokens of a request of length 0, and tokens past the last request.
 
     Args:
         query_start: int32 [requests + 1].
         seq_lens: int32 [requests], context length of each request with this step's tokens.
-        request: int64 [tokens]; a token past the last request counts as padding of the last one.
+        request: int64 [tokens]; the number of requests for a token past the last one.
     """
     owner = request.clamp_max(seq_lens.shape[0] - 1)
     token = torch.arange(request.shape[0], device=request.device)
-    return (seq_lens[owner] + token - query_start[1:][owner]).clamp_min(-1)
+    position = (seq_lens[owner] + token - query_start[1:][owner]).clamp_min(-1)
+    return position.where(request < seq_lens.shape[0], -1)
 
 
 def entry_slots(token_slots: Tensor, positions: Tensor, ratio: int, tokens_per_page: int) -> Tensor:

@@ -39,7 +39,12 @@ GPUS = {
         GpuModel("MI355X", "gfx950", 288 * GIB, _MI300),
         GpuModel("H200", "sm90", 1404 * GIB // 10, _SMI),
         GpuModel("B200", "sm100", 179 * GIB, _SMI),
-        GpuModel("B300", "sm103", 270 * GIB, f"{_SMI}; from memory, to be checked on a machine"),
+        GpuModel(
+            "B300",
+            "sm103",
+            270 * GIB,
+            "288 GB of HBM3e less what the driver keeps; an assumption, not read on a machine",
+        ),
     )
 }
 
@@ -80,6 +85,11 @@ class Parallelism:
             raise ValueError(
                 f"--ep with --tp {self.tensor} and --dp {self.data} is sequence-parallel MoE, which is not supported; "
                 "set one of the two to 1"
+            )
+        if self.tensor > 1 and spec.expert_width // self.tensor % FP8_BLOCK:
+            raise ValueError(
+                f"--tp {self.tensor} leaves {spec.expert_width // self.tensor} of the shared expert's {spec.expert_width} "
+                f"channels on a rank, which is no multiple of its {FP8_BLOCK}-wide FP8 blocks; use a smaller --tp"
             )
         if self.expert and spec.num_experts % self.gpus:
             raise ValueError(f"--ep: {self.gpus} GPUs do not divide {spec.num_experts} experts; use another --gpus")

@@ -48,7 +48,7 @@ class CacheKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The bytes of one cache. A writer and a reader that are bound to different layouts are refused.
+    """The bytes of one cache. `require_same` refuses to bind a writer and a reader that differ.
 
     A page holds the data of all its rows, then the scales of all its rows, then padding.
 

@@ -111,8 +111,3 @@ def to_vllm(layout: CacheLayout) -> Any:
     if layout.window is not None:
         return SlidingWindowMLASpec(sliding_window=layout.window, **common)
     return MLAAttentionSpec(tokens_per_state=layout.tokens_per_row, **common)
-
-
-def kv_cache_specs(spec: ModelSpec, encodings: CacheEncodings) -> dict[str, Any]:
-    """vLLM's KVCacheSpec of every cache of a model, in registration order."""
-    return {name: to_vllm(layout) for name, layout in model_caches(spec, encodings).items()}

@@ -152,11 +152,11 @@ class FusedExperts(nn.Module):
 
     def load(self, expert: int, name: str, suffix: str, weight: Tensor) -> Iterable[str]:
         """Hand one expert's tensor to vLLM's loader and name the parameter it went to."""
-        if weight.dtype == torch.float8_e8m0fnu:
-            weight = weight.view(torch.uint8)  # a copy would convert the exponent bytes to numbers
         stacked = f"{'w2' if name == 'w2' else 'w13'}_{suffix}"
         for full, param in self.named_parameters():
             if full.endswith(f".{stacked}"):
+                if weight.dtype == torch.float8_e8m0fnu and param.dtype == torch.uint8:
+                    weight = weight.view(torch.uint8)  # a copy would convert the exponent bytes to numbers
                 loader: Any = param.weight_loader  # type: ignore[attr-defined]
                 loader(param, weight, full, shard_id=name, expert_id=expert, return_success=True)
                 return (full,)

@@ -116,6 +116,8 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]], contex
         elif (expert := _EXPERT.match(name)) is not None:
             layer, number, which, part = expert.groups()
             prefix = f"model.layers.{layer}.ffn"
+            if int(layer) >= len(context.spec.layers) or int(number) >= context.spec.num_experts:
+                raise ValueError(f"tensor {name} of the checkpoint belongs to no part of DeepSeek-V4")
             if int(layer) not in absent:
                 suffix = part if part == "weight" else _expert_scale_name(context)
                 targets = moes[prefix].experts.load(int(number), which, suffix, tensor)

@@ -82,10 +82,12 @@ def _check_parallel(config: Any) -> Iterator[str]:
     if parallel.enable_hc_sp:
         yield "--enable-hc-sp is not supported (residual streams are not split over ranks); leave it out"
     ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
-    if parallel.enable_expert_parallel and ranks > 1 and arch.current() is arch.HOST:
+    stored = getattr(config.model_config.hf_config, "quantization_config", None) is not None
+    plain = not stored or arch.current() is arch.HOST
+    if parallel.enable_expert_parallel and ranks > 1 and plain:
         yield (
-            "--enable-expert-parallel is not supported without a GPU (experts are split by width there), "
-            f"got {ranks} ranks; leave it out"
+            "--enable-expert-parallel is not supported without a GPU or without quantized weights (experts are split "
+            f"by width there), got {ranks} ranks; leave it out"
         )
 
 

@@ -30,7 +30,10 @@ def test_an_empty_request_sees_nothing() -> None:
 
 def test_padded_tokens_belong_to_no_request() -> None:
     query_start = torch.tensor([0, 1, 3], dtype=torch.int32)
-    assert request_of_token(query_start, 5).tolist() == [0, 1, 1, 2, 2]
+    request = request_of_token(query_start, 5)
+    assert request.tolist() == [0, 1, 1, 2, 2]
+    seq_lens = torch.tensor([9, 2], dtype=torch.int32)
+    assert token_positions(query_start, seq_lens, request).tolist() == [8, 0, 1, -1, -1]
 
 
 def test_only_the_closing_token_has_an_entry_slot() -> None:

@@ -1,4 +1,4 @@
-"""The engine on real gfx942 and gfx950 machine code: every kernel of a step runs on the emulator."""
+"""The engine on gfx942 and gfx950 machine code: the Triton ops of every step run on the emulator."""
 
 import re
 from pathlib import Path

@@ -20,7 +20,7 @@ def indexer_select(query: IndexQuery, batch: TokenBatch, index: PagedCache, top_
     for request, start, end in batch.spans():
         visible = (batch.positions[start:end] + 1) // ratio
         entries = torch.arange(int(visible.max()), device=values.device)
-        slots = row_slots(index.block_table, torch.tensor(request), entries, index.layout.rows_per_page)
+        slots = row_slots(index.block_table, index.block_table.new_tensor(request), entries, index.layout.rows_per_page)
         keys = read_rows(index.layout, index.pages, slots)  # [entries, 128]
         for first in range(start, end, TILE_TOKENS):
             tile = slice(first, min(first + TILE_TOKENS, end))

@@ -1,4 +1,4 @@
-"""inv_rope_quant: turn the attention output back and lay it out by output group."""
+"""inv_rope_quant: turn the attention output back and lay it out by group; quantized where wo_a takes fp8 (not yet)."""
 
 from typing import Protocol
 

@@ -49,9 +49,9 @@ def attend(query: Tensor, keys: Tensor, visible: Tensor, sink: Tensor, scale: fl
 def _window_keys(window: PagedCache, request: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Keys of all positions that some token of the tile sees, and which token sees which: [n, 512], bool [t, n]."""
     assert window.layout.window is not None
-    seen = torch.arange(max(int(positions.min()) - window.layout.window + 1, 0), int(positions.max()) + 1)
-    seen = seen.to(positions.device)
-    slots = row_slots(window.block_table, torch.tensor(request), seen, window.layout.rows_per_page)
+    first = max(int(positions.min()) - window.layout.window + 1, 0)
+    seen = torch.arange(first, int(positions.max()) + 1, device=positions.device)
+    slots = row_slots(window.block_table, window.block_table.new_tensor(request), seen, window.layout.rows_per_page)
     distance = positions[:, None] - seen
     return read_rows(window.layout, window.pages, slots), (distance >= 0) & (distance < window.layout.window)
 
@@ -68,5 +68,5 @@ def _entry_keys(entries: PagedCache, request: int, positions: Tensor, selected: 
         visible = visible & chosen[:, :-1]
         ids = torch.where(visible.any(0))[0]
         visible = visible[:, ids]
-    slots = row_slots(entries.block_table, torch.tensor(request), ids, entries.layout.rows_per_page)
+    slots = row_slots(entries.block_table, entries.block_table.new_tensor(request), ids, entries.layout.rows_per_page)
     return read_rows(entries.layout, entries.pages, slots), visible

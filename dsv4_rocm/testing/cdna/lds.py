@@ -7,9 +7,8 @@ import numpy as np
 from dsv4_rocm.testing.cdna.assembly import Instruction
 from dsv4_rocm.testing.cdna.errors import Finding
 from dsv4_rocm.testing.cdna.formats import I64, U8, U32, U64, Array
-from dsv4_rocm.testing.cdna.memory import ONES, WIDTHS, as_words, from_words, plan, views, zeros
+from dsv4_rocm.testing.cdna.memory import ONES, as_words, from_words, plan, views, zeros
 
-_ALL_ONES = {width: np.frombuffer(b"\x01" * width, U8) for width in WIDTHS}
 Access = tuple[Instruction, Array, int, Array]  # instruction, addresses, bytes, waves
 
 

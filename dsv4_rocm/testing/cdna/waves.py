@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Scalar = int | list[int]
 SGPRS = 129  # SGPR file with VCC, M0, EXEC at their encodings, and SCC
 V_IDS, S_BASE = 512, 512  # ids of registers in sets: VGPRs and AGPRs 0..511, scalars from 512
-LANE_BITS = np.arange(64)
 
 
 def collapse(values: list[int]) -> Scalar:

@@ -8,9 +8,9 @@ import pytest
 from dsv4_rocm.testing.cdna.__main__ import main
 from dsv4_rocm.testing.cdna.hip_compile import compile_hip
 
-pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements-cdna.txt")
-pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements-cdna.txt")
-pytest.importorskip("yaml", reason="reads the run file: pip install -r .ci/requirements-cdna.txt")
+pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements.txt")
+pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements.txt")
+pytest.importorskip("yaml", reason="reads the run file: pip install -r .ci/requirements.txt")
 SOURCES = Path(__file__).parent / "hip_sources"
 
 

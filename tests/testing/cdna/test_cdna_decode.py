@@ -1,4 +1,4 @@
-"""Full-size sparse decode kernels, HIP and Triton: numbers against float64, cycles against their known figures."""
+"""Full-size sparse decode kernels, HIP and Triton: numbers against float64, cycles against pinned figures."""
 
 import os
 import time
@@ -190,8 +190,8 @@ def hip_launch(code, arch, problem, schedule="lockstep"):
 
 @pytest.fixture(scope="module")
 def hip_code():
-    pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements-cdna.txt")
-    pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements-cdna.txt")
+    pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements.txt")
+    pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements.txt")
     built = {}
 
     def build(arch, split):

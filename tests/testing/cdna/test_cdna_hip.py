@@ -8,8 +8,8 @@ import torch
 from dsv4_rocm.testing import cdna
 from dsv4_rocm.testing.cdna.hip_compile import compile_hip
 
-pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements-cdna.txt")
-pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements-cdna.txt")
+pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements.txt")
+pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements.txt")
 SOURCES = Path(__file__).parent / "hip_sources"
 FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 
