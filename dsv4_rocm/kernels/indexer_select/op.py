@@ -4,6 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
 from dsv4_rocm.kernels.indexer_query.op import IndexQuery
 from dsv4_rocm.kernels.selection import Implementation, always
@@ -29,4 +30,12 @@ class IndexerSelect(Protocol):
         ...
 
 
-IMPLEMENTATIONS = (Implementation("reference", "dsv4_rocm.kernels.indexer_select.reference:indexer_select", always),)
+def needs_gpu(arch: GpuArch) -> str | None:
+    """Why the Triton kernels cannot serve an architecture."""
+    return f"needs an AMD or NVIDIA GPU, not {arch.name}" if arch.vendor is Vendor.HOST else None
+
+
+IMPLEMENTATIONS = (
+    Implementation("triton", "dsv4_rocm.kernels.indexer_select.triton_kernel:indexer_select", needs_gpu),
+    Implementation("reference", "dsv4_rocm.kernels.indexer_select.reference:indexer_select", always),
+)

@@ -32,10 +32,18 @@ LOWEST = tl.constexpr(-1e30)
 NO_ENTRIES = 1 << 30  # tokens per entry of a layer without entries: no position closes one
 SLACK = tl.constexpr(16.0)  # a weight may pass 1 by 2^16: bf16 weights and fp32 sums have the range
 
+# What changes from step to step must not ask for another compilation.
+RUNTIME = ["window_table_stride", "entries_table_stride", "selected_stride", "tokens", "top_k"]
+
 
 @triton.jit
 def _dequantize(
-    row_ptr, scale_ptr, FIRST: tl.constexpr, COUNT: tl.constexpr, KEYS: tl.constexpr, GROUP: tl.constexpr,
+    row_ptr,
+    scale_ptr,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    KEYS: tl.constexpr,
+    GROUP: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
     """Channels FIRST .. FIRST + COUNT of some keys: bf16 [KEYS, COUNT], exact since e4m3 times a power of two fits."""
@@ -52,7 +60,7 @@ def _dequantize(
     return (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def sparse_attention_kernel(
     query_ptr,  # [tokens, heads, 512]
     sink_ptr,  # fp32 [heads]
@@ -222,7 +230,7 @@ def sparse_attention_kernel(
     tl.store(o_ptr + 448 + tl.arange(0, 64)[:, None], (a3 * inverse[None, :]).to(dtype), mask=live[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def combine_splits_kernel(
     partial_ptr,  # bf16 [splits, tokens, heads, 512], where the total is not zero
     top_ptr,  # fp32 [splits, tokens, heads]
@@ -318,8 +326,8 @@ def sparse_attention(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if tokens == 0:
         return out
-    chosen = tuning.settings(arch)
-    block = tuning.head_block(heads, chosen.heads)
+    block = tuning.head_block(arch, heads)
+    chosen = tuning.settings(arch, block)
     blocks = triton.cdiv(heads, block)
     if splits is None:
         most_keys = _most_keys(window, entries, selected)
