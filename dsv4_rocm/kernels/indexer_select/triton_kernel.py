@@ -74,7 +74,7 @@ def score_entries_kernel(
             key = tl.load(key_ptr, mask=seen[:, None], other=0)  # [KEYS, CHANNELS]
             scale_ptr = (page_ptr + SCALE_OFFSET + row * SCALE_BYTES).to(tl.pointer_type(tl.float32))
             scale = tl.load(scale_ptr, mask=seen, other=0.0)
-            cell = t.to(tl.int64) * heads + head
+            cell = tl.cast(t, tl.int64) * heads + head
             query_cell = query_ptr + cell[None, :] * CHANNELS + channel[:, None]
             query = tl.load(query_cell, mask=(head < heads)[None, :], other=0)  # [CHANNELS, HEADS]
             weight = tl.load(weights_ptr + cell, mask=head < heads, other=0.0)
@@ -84,7 +84,7 @@ def score_entries_kernel(
             else:
                 product = tl.dot(key.to(tl.float8e4nv, bitcast=True), query.to(tl.float8e4nv, bitcast=True))
             score = tl.sum(tl.maximum(product, 0.0) * weight[None, :], 1) * scale
-            out_ptr = scores_ptr + (t - first).to(tl.int64) * width + entry
+            out_ptr = scores_ptr + tl.cast(t - first, tl.int64) * width + entry
             tl.store(out_ptr, _ordered(score), mask=seen)
 
 

@@ -152,7 +152,7 @@ def sparse_attention_kernel(
         lane = tl.arange(0, KEYS)
 
         for tile in range(first_tile, tiles):
-            # Rows of this tile: positions or entry ids up to `last`. A missing key reads row `last`, without any weight.
+            # Rows of this tile: positions or entry ids up to `last`; a missing key reads row `last` and weighs nothing.
             in_window = tile < window_tiles
             place = (tile - window_tiles) * KEYS + lane
             if SELECTED:

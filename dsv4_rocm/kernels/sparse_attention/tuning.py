@@ -32,9 +32,9 @@ def _amd(keys: int, num_warps: int, lazy: bool) -> Settings:
     return Settings(keys, num_warps, num_stages=2, lazy=lazy, async_copy=False, buffer_ops=False)
 
 
-# By heads of a workgroup. In clocks of a CU a key and 64 heads, vector ALU + transcendental: gfx942 178 + 4 for 16 heads,
-# 117 + 4 for 32, 82 + 4 for 64; gfx950 195 + 5, 159 + 5, 96 + 5. Four waves for 16 heads take 474 and 887: each wave
-# has a key's bytes in its registers for 16 heads only. With 16 keys a tile gfx950 takes 145, with lazy it spills.
+# By heads of a workgroup. Vector ALU + transcendental clocks of a CU a key and 64 heads, counted by the emulator:
+# gfx942 178 + 4 for 16 heads, 117 + 4 for 32, 82 + 4 for 64; gfx950 195 + 5, 159 + 5, 96 + 5. With four waves 16 heads
+# and 16 or 32 keys a tile take 474 and 887; with lazy gfx950 spills at 64 heads.
 CDNA3 = {16: _amd(32, 2, lazy=True), 32: _amd(32, 4, lazy=True), 64: _amd(16, 4, lazy=True)}
 CDNA4 = {16: _amd(32, 2, lazy=False), 32: _amd(32, 4, lazy=False), 64: _amd(32, 4, lazy=False)}
 HOPPER = {16: Settings(32, 8, num_stages=1, lazy=False)}  # 226 registers; 32 heads leave 72 bytes or more on the stack
@@ -52,7 +52,7 @@ MIN_SPLIT_KEYS = 96  # below that a split's partial result is more than twice th
 
 
 def head_block(arch: GpuArch, heads: int) -> int:
-    """Heads of a workgroup, for which each key is dequantized once: 16 (a matrix tile) up to what the registers hold."""
+    """Heads of a workgroup, which share dequantized keys: 16 (a matrix tile) up to what the registers hold."""
     blocks = SETTINGS[arch.matrix_core]
     return min((block for block in blocks if block >= heads), default=max(blocks))
 

@@ -1,6 +1,7 @@
 """sparse_attention in Triton against attention in fp64 over the same rows, on emulated gfx942 and gfx950."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ class Scene:
         generator = torch.Generator().manual_seed(0)
         self.batch, self.kind = batch, kind
         bounds = batch.query_start.tolist()
-        spans = [self._span(batch.positions[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        spans = [self._span(batch.positions[a:b]) for a, b in pairwise(bounds)]
         self.window = sparse_cache(swa_layout(Encoding.FP8), [(max(0, a - 127), b) for a, b in spans])
         self.entries = self.selected = None
         if kind is not LayerKind.SWA:
