@@ -10,6 +10,7 @@ from dsv4_rocm.kernels.indexer_select import tuning
 from dsv4_rocm.kernels.indexer_select.reference import index_scores, top_entries
 from dsv4_rocm.kernels.indexer_select.triton_kernel import indexer_select
 from dsv4_rocm.number_formats import e4m3_decode, e4m3_encode
+from dsv4_rocm.testing import cdna
 
 LAYOUT = index_layout(Encoding.FP8)
 
@@ -87,6 +88,15 @@ def test_rounds_give_the_same(gpu, sparse_cache, make_batch, monkeypatch: pytest
     monkeypatch.setattr(tuning, "WORKSPACE_BYTES", 1)
     assert torch.equal(indexer_select(query, batch, cache.at(batch), 16), whole)
     assert len(gpu.launches) == 2 + 2 * 3
+
+
+@pytest.mark.parametrize("schedule", ["reverse", "random:1"])
+def test_waves_in_any_order_select_the_same(gpu, sparse_cache, make_batch, schedule: str) -> None:
+    batch = make_batch((1100, 1))
+    cache, query = filled(sparse_cache, [1101]), draw_query(1, 64)
+    expected = indexer_select(query, batch, cache.at(batch), 64)
+    with cdna.device(gpu.arch, schedule=schedule):
+        assert torch.equal(indexer_select(query, batch, cache.at(batch), 64), expected)
 
 
 def test_ties_go_to_the_lowest_entry(gpu, sparse_cache, make_batch) -> None:

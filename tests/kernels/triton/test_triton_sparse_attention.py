@@ -13,6 +13,7 @@ from dsv4_rocm.kernels.sparse_attention import tuning
 from dsv4_rocm.kernels.sparse_attention.reference import sparse_attention as reference
 from dsv4_rocm.kernels.sparse_attention.triton_kernel import sparse_attention
 from dsv4_rocm.model_spec import LayerKind
+from dsv4_rocm.testing import cdna
 
 SCALE = 512**-0.5
 # Rounding to bf16: a step of 2^-7 of the power of two below, uniform (sqrt(1/12)), and mantissas uniform in 1..2.
@@ -169,6 +170,14 @@ def test_the_reference_agrees(gpu, sparse_cache, make_batch) -> None:
     scene = Scene(sparse_cache, make_batch((140, 2)), LayerKind.C4A, 6, 16)
     got, expected = sparse_attention(*scene.arguments()), reference(*scene.arguments())
     assert relative_error(got, expected.double()) <= bound(7) + STEP
+
+
+@pytest.mark.parametrize("schedule", ["reverse", "random:1"])
+def test_waves_in_any_order_give_the_same_bits(gpu, sparse_cache, make_batch, schedule: str) -> None:
+    scene = Scene(sparse_cache, make_batch((140, 1)), LayerKind.C4A, 16, 16)
+    expected = sparse_attention(*scene.arguments())
+    with cdna.device(gpu.arch, schedule=schedule):
+        assert torch.equal(sparse_attention(*scene.arguments()), expected)
 
 
 def test_an_empty_batch_launches_nothing(gpu, sparse_cache, make_batch) -> None:
