@@ -27,7 +27,14 @@ def _ordered(score):
     return tl.where(usable, ordered, 0)
 
 
-@triton.jit(do_not_specialize=["first", "end", "table_stride"])
+@triton.jit
+def _visible(positions_ptr, request_ptr, token, requests, RATIO: tl.constexpr):
+    """Visible entries of a token; padding behind the last request sees none."""
+    known = tl.load(request_ptr + token) < requests
+    return tl.where(known, (tl.load(positions_ptr + token).to(tl.int32) + 1) // RATIO, 0)
+
+
+@triton.jit(do_not_specialize=["first", "end", "table_stride", "requests"])
 def score_entries_kernel(
     query_ptr,  # uint8 [tokens, heads, 128], e4m3
     weights_ptr,  # fp32 [tokens, heads]
@@ -38,6 +45,7 @@ def score_entries_kernel(
     scores_ptr,  # uint32 [tokens of the round, width]
     first,  # tokens of the round
     end,
+    requests,
     page_stride,
     table_stride,
     width,
@@ -63,9 +71,9 @@ def score_entries_kernel(
     for start in range(tl.program_id(1) * KEYS, most, step):
         entry = start + tl.arange(0, KEYS)
         for t in range(group, tl.minimum(group + TOKENS, end)):  # the keys stay in the first cache for its neighbours
-            visible = (tl.load(positions_ptr + t).to(tl.int32) + 1) // RATIO
+            visible = _visible(positions_ptr, request_ptr, t, requests, RATIO)
             seen = entry < tl.minimum(visible, width)
-            request = tl.load(request_ptr + t)
+            request = tl.minimum(tl.load(request_ptr + t), requests - 1)
             column = table_ptr + request * table_stride + entry // ROWS_PER_PAGE
             block = tl.load(column, mask=seen, other=0).to(tl.int64)
             page_ptr = pages_ptr + block * page_stride
@@ -88,20 +96,21 @@ def score_entries_kernel(
             tl.store(out_ptr, _ordered(score), mask=seen)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first", "requests"])
 def select_entries_kernel(
     scores_ptr,  # uint32 [tokens of the round, width]
     positions_ptr,  # int64 [tokens]
+    request_ptr,  # int64 [tokens]
     out_ptr,  # int32 [tokens, TOP_K]
     first,
+    requests,
     width,
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
     RATIO: tl.constexpr,
 ):
     token = first + tl.program_id(0)
-    position = tl.load(positions_ptr + token).to(tl.int32)
-    visible = tl.minimum((position + 1) // RATIO, width)
+    visible = tl.minimum(_visible(positions_ptr, request_ptr, token, requests, RATIO), width)
     scores_ptr += tl.program_id(0).to(tl.int64) * width
     out_ptr += token.to(tl.int64) * TOP_K
     lane = tl.arange(0, BLOCK)
@@ -170,8 +179,10 @@ def indexer_select(query: IndexQuery, batch: TokenBatch, index: PagedCache, top_
         select_entries_kernel[(end - first,)](
             scores,
             batch.positions,
+            batch.request,
             out,
             first,
+            index.block_table.shape[0],
             most,
             TOP_K=top_k,
             BLOCK=tuning.SELECT_BLOCK,
@@ -202,6 +213,7 @@ def _score(
         scores,
         first,
         end,
+        index.block_table.shape[0],
         index.pages.stride(0),
         index.block_table.stride(0),
         scores.shape[1],

@@ -33,7 +33,7 @@ NO_ENTRIES = 1 << 30  # tokens per entry of a layer without entries: no position
 SLACK = tl.constexpr(16.0)  # a weight may pass 1 by 2^16: bf16 weights and fp32 sums have the range
 
 # What changes from step to step must not ask for another compilation.
-RUNTIME = ["window_table_stride", "entries_table_stride", "selected_stride", "tokens", "top_k"]
+RUNTIME = ["window_table_stride", "entries_table_stride", "selected_stride", "requests", "tokens", "top_k"]
 
 
 @triton.jit
@@ -80,6 +80,7 @@ def sparse_attention_kernel(
     entries_stride,
     entries_table_stride,
     selected_stride,
+    requests,
     tokens,
     heads,
     top_k,
@@ -105,7 +106,9 @@ def sparse_attention_kernel(
     split = tl.program_id(2)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     live = head < heads
+    request = tl.load(request_ptr + token)
     position = tl.load(positions_ptr + token).to(tl.int32)
+    position = tl.where(request < requests, position, -1)  # padding behind the last request sees nothing
     cell = (split * tokens + token) * heads + head
 
     window_first = tl.maximum(position - (WINDOW - 1), 0)
@@ -127,7 +130,6 @@ def sparse_attention_kernel(
     a3 = tl.zeros((64, HEADS), tl.float32)
 
     if tiles > first_tile:
-        request = tl.load(request_ptr + token)
         window_table_ptr += request * window_table_stride
         entries_table_ptr += request * entries_table_stride
         if SELECTED:
@@ -379,6 +381,7 @@ def _attend(
             other.pages.stride(0),
             other.block_table.stride(0),
             ids.stride(0),
+            window.block_table.shape[0],
             tokens,
             heads,
             0 if selected is None else selected.shape[1],

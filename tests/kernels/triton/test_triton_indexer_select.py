@@ -142,6 +142,15 @@ def test_padding_and_early_tokens_select_nothing(gpu, sparse_cache, make_batch) 
     assert (indexer_select(draw_query(4, 64), batch, cache.at(batch), 8) == -1).all()
 
 
+def test_tokens_behind_the_last_request_select_nothing(gpu, sparse_cache, make_batch) -> None:
+    batch = make_batch((300, 3))
+    batch.request[1:] = 1  # there is one request
+    cache, query = filled(sparse_cache, [303]), draw_query(3, 64)
+    selected = indexer_select(query, batch, cache.at(make_batch((300, 3))), 8)
+    assert (selected[0] >= 0).all()
+    assert (selected[1:] == -1).all()
+
+
 def test_an_empty_batch_launches_nothing(gpu, sparse_cache, make_batch) -> None:
     batch = make_batch((0, 0))
     cache = sparse_cache(LAYOUT, [(0, 256)])

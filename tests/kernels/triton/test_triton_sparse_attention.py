@@ -159,6 +159,15 @@ def test_padding_and_no_keys(gpu, sparse_cache, make_batch) -> None:
                 assert relative_error(got[0], expected) <= bound(splits)
 
 
+def test_tokens_behind_the_last_request_get_zero(gpu, sparse_cache, make_batch) -> None:
+    scene = Scene(sparse_cache, make_batch((30, 2)), LayerKind.C4A, 16, 16)
+    arguments = scene.arguments()
+    scene.batch.request[1] = 1  # there is one request
+    got = sparse_attention(*arguments, splits=1)
+    assert got[0].count_nonzero() > 0
+    assert torch.equal(got[1], torch.zeros_like(got[1]))
+
+
 @pytest.mark.parametrize("ids", [[-1] * 8, [10**6, -1, -(2**31), 2**31 - 1, 8, 9, -5, -1], []], ids=str)
 def test_ids_that_are_not_visible_do_not_count(gpu, sparse_cache, make_batch, ids: list[int]) -> None:
     scene = Scene(sparse_cache, make_batch((31, 1)), LayerKind.C4A, 16, 8)
