@@ -54,7 +54,7 @@ def store_state_kernel(
     tl.store(row_ptr + WIDTH + channel, gate)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def close_groups_kernel(
     weight_ptr,  # [CHANNELS]
     frequencies_ptr,  # fp32 [ROPE / 2]

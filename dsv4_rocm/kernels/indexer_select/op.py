@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
 from dsv4_rocm.kernels.indexer_query.op import IndexQuery
-from dsv4_rocm.kernels.selection import Implementation, always
+from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_fp8_index
 
 
 class IndexerSelect(Protocol):
@@ -29,4 +29,7 @@ class IndexerSelect(Protocol):
         ...
 
 
-IMPLEMENTATIONS = (Implementation("reference", "dsv4_rocm.kernels.indexer_select.reference:indexer_select", always),)
+IMPLEMENTATIONS = (
+    Implementation("triton", "dsv4_rocm.kernels.indexer_select.triton_kernel:indexer_select", needs_gpu_and_fp8_index),
+    Implementation("reference", "dsv4_rocm.kernels.indexer_select.reference:indexer_select", always),
+)

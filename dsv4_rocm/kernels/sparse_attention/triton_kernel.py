@@ -32,6 +32,9 @@ LOWEST = tl.constexpr(-1e30)
 NO_ENTRIES = 1 << 30  # tokens per entry of a layer without entries: no position closes one
 SLACK = tl.constexpr(16.0)  # a weight may pass 1 by 2^16: bf16 weights and fp32 sums have the range
 
+# What changes from step to step must not ask for another compilation.
+RUNTIME = ["window_table_stride", "entries_table_stride", "selected_stride", "requests", "tokens", "top_k"]
+
 
 @triton.jit
 def _dequantize(
@@ -57,7 +60,7 @@ def _dequantize(
     return (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=RUNTIME)
 def sparse_attention_kernel(
     query_ptr,  # [tokens, heads, 512]
     sink_ptr,  # fp32 [heads]
@@ -77,6 +80,7 @@ def sparse_attention_kernel(
     entries_stride,
     entries_table_stride,
     selected_stride,
+    requests,
     tokens,
     heads,
     top_k,
@@ -102,7 +106,9 @@ def sparse_attention_kernel(
     split = tl.program_id(2)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     live = head < heads
+    request = tl.load(request_ptr + token)
     position = tl.load(positions_ptr + token).to(tl.int32)
+    position = tl.where(request < requests, position, -1)  # padding behind the last request sees nothing
     cell = (split * tokens + token) * heads + head
 
     window_first = tl.maximum(position - (WINDOW - 1), 0)
@@ -124,7 +130,6 @@ def sparse_attention_kernel(
     a3 = tl.zeros((64, HEADS), tl.float32)
 
     if tiles > first_tile:
-        request = tl.load(request_ptr + token)
         window_table_ptr += request * window_table_stride
         entries_table_ptr += request * entries_table_stride
         if SELECTED:
@@ -149,7 +154,7 @@ def sparse_attention_kernel(
         lane = tl.arange(0, KEYS)
 
         for tile in range(first_tile, tiles):
-            # Rows of this tile: positions or entry ids up to `last`. A missing key reads row `last`, without any weight.
+            # Rows of this tile: positions or entry ids up to `last`; a missing key reads row `last` and weighs nothing.
             in_window = tile < window_tiles
             place = (tile - window_tiles) * KEYS + lane
             if SELECTED:
@@ -227,7 +232,7 @@ def sparse_attention_kernel(
     tl.store(o_ptr + 448 + tl.arange(0, 64)[:, None], (a3 * inverse[None, :]).to(dtype), mask=live[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def combine_splits_kernel(
     partial_ptr,  # bf16 [splits, tokens, heads, 512], where the total is not zero
     top_ptr,  # fp32 [splits, tokens, heads]
@@ -323,8 +328,8 @@ def sparse_attention(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if tokens == 0:
         return out
-    chosen = tuning.settings(arch)
-    block = tuning.head_block(heads, chosen.heads)
+    block = tuning.head_block(arch, heads)
+    chosen = tuning.settings(arch, block)
     blocks = triton.cdiv(heads, block)
     if splits is None:
         most_keys = _most_keys(window, entries, selected)
@@ -376,6 +381,7 @@ def _attend(
             other.pages.stride(0),
             other.block_table.stride(0),
             ids.stride(0),
+            window.block_table.shape[0],
             tokens,
             heads,
             0 if selected is None else selected.shape[1],

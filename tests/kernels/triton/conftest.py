@@ -28,8 +28,16 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 @pytest.fixture(params=ARCHES)
-def gpu(request: pytest.FixtureRequest) -> Iterator[cdna.Device]:
-    """An entered emulated device, every check on."""
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[cdna.Device]:
+    """An entered emulated device, every check on; what launchers allocate is full of NaN."""
+    empty = torch.empty
+
+    def poisoned(*args: Any, **options: Any) -> torch.Tensor:
+        memory = empty(*args, **options)
+        memory.untyped_storage().fill_(0xFF)
+        return memory
+
+    monkeypatch.setattr(torch, "empty", poisoned)
     with arch.override(request.param), cdna.device(request.param) as device:
         yield device
 

@@ -9,6 +9,7 @@ from dsv4_rocm.kernels.compress_insert.reference import compress_insert as refer
 from dsv4_rocm.kernels.compress_insert.triton_kernel import compress_insert
 from dsv4_rocm.kernels.rotary import rotary_frequencies
 from dsv4_rocm.model_spec import FLASH, LayerKind
+from dsv4_rocm.testing import cdna
 
 EPS = 1e-6
 LAYOUTS = {
@@ -97,6 +98,15 @@ def test_equals_the_reference(gpu, sparse_cache, make_batch, name: str) -> None:
     assert torch.equal(state, expected_state)
     require_same_entries(stream.ours[1].layout, entries, expected)
     assert len(gpu.launches) == 2
+
+
+@pytest.mark.parametrize("schedule", ["reverse", "random:1"])
+def test_waves_in_any_order_give_the_same_bytes(gpu, sparse_cache, make_batch, schedule: str) -> None:
+    stream = Stream(sparse_cache, make_batch, "c4a", [(508, 4)])
+    _, expected = stream.run(compress_insert, stream.ours, [])
+    with cdna.device(gpu.arch, schedule=schedule):
+        _, entries = stream.run(compress_insert, stream.theirs, [])
+    assert torch.equal(entries, expected)
 
 
 def test_slots_of_minus_one_write_nothing(gpu, sparse_cache, make_batch) -> None:

@@ -1,4 +1,4 @@
-"""qnorm_rope_insert, indexer_query and inv_rope_quant in Triton against the reference, on emulated gfx942 and gfx950."""
+"""The memory-bound ops in Triton against the reference, on emulated gfx942 and gfx950."""
 
 import pytest
 import torch

@@ -1,0 +1,225 @@
+"""sparse_attention in Triton against attention in fp64 over the same rows, on emulated gfx942 and gfx950."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from dsv4_rocm import arch
+from dsv4_rocm.cache.layout import Encoding, entries_layout, swa_layout
+from dsv4_rocm.cache.rows import read_rows, write_rows
+from dsv4_rocm.kernels.sparse_attention import tuning
+from dsv4_rocm.kernels.sparse_attention.reference import sparse_attention as reference
+from dsv4_rocm.kernels.sparse_attention.triton_kernel import sparse_attention
+from dsv4_rocm.model_spec import LayerKind
+from dsv4_rocm.testing import cdna
+
+SCALE = 512**-0.5
+# Rounding to bf16: a step of 2^-7 of the power of two below, uniform (sqrt(1/12)), and mantissas uniform in 1..2.
+STEP = 2.0**-7 * 12**-0.5 * 0.5**0.5
+
+
+class Scene:
+    """Filled fp8 caches of one batch. Rows that no token may read keep their poison, block 0 too."""
+
+    def __init__(self, sparse_cache, batch, kind: LayerKind, heads: int, top_k: int = 0, gain: float = 1.0) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.batch, self.kind = batch, kind
+        bounds = batch.query_start.tolist()
+        spans = [self._span(batch.positions[a:b]) for a, b in pairwise(bounds)]
+        self.window = sparse_cache(swa_layout(Encoding.FP8), [(max(0, a - 127), b) for a, b in spans])
+        self.entries = self.selected = None
+        if kind is not LayerKind.SWA:
+            # Of a long context only what is selected, and the last entry, lie in blocks of their own.
+            needed = [(0 if top_k == 0 else max(0, b - 4 * 400), b) for _, b in spans]
+            self.entries = sparse_cache(entries_layout(kind, Encoding.FP8), needed)
+        for request, (first, end) in enumerate(spans):
+            self._fill(self.window, request, torch.arange(max(first - 127, 0), end), gain, generator)
+            if self.entries is not None:
+                ids = torch.arange(-(-needed[request][0] // kind.ratio), end // kind.ratio)
+                self._fill(self.entries, request, ids, gain, generator)
+        if top_k:
+            self.selected = torch.full((batch.num_tokens, top_k), -1, dtype=torch.int32)
+            for t, position in enumerate(batch.positions.tolist()):
+                visible = (position + 1) // kind.ratio
+                first = -(-needed[int(batch.request[t])][0] // kind.ratio)
+                ids = first + torch.randperm(max(visible - first, 0), generator=generator)[: top_k - 4]
+                place = torch.randperm(top_k, generator=generator)[: len(ids)]  # -1 anywhere
+                self.selected[t, place] = ids.int()
+        self.query = torch.randn(batch.num_tokens, heads, 512, generator=generator).bfloat16()
+        self.sink = torch.randn(heads, generator=generator)
+
+    @staticmethod
+    def _span(positions: torch.Tensor) -> tuple[int, int]:
+        live = positions[positions >= 0]
+        return (int(live.min()), int(live.max()) + 1) if live.numel() else (0, 0)
+
+    @staticmethod
+    def _fill(cache, request: int, ids: torch.Tensor, gain: float, generator: torch.Generator) -> None:
+        values = torch.randn(len(ids), 512, generator=generator) * gain
+        write_rows(cache.layout, cache.pages, cache.rows(request, ids), values)
+
+    def arguments(self) -> tuple:
+        entries = None if self.entries is None else self.entries.at(self.batch)
+        return self.query, self.sink, SCALE, self.batch, self.window.at(self.batch), entries, self.selected
+
+    def expected(self) -> torch.Tensor:
+        """Token by token, in fp64."""
+        out = torch.zeros(self.query.shape, dtype=torch.float64)
+        for t, (position, request) in enumerate(
+            zip(self.batch.positions.tolist(), self.batch.request.tolist(), strict=True)
+        ):
+            if position < 0:
+                continue
+            parts = [self._rows(self.window, request, torch.arange(max(position - 127, 0), position + 1))]
+            if self.entries is not None:
+                visible = (position + 1) // self.kind.ratio
+                ids = torch.arange(visible) if self.selected is None else self.selected[t].long()
+                parts.append(self._rows(self.entries, request, ids[(ids >= 0) & (ids < visible)]))
+            keys = torch.cat(parts)
+            logits = torch.cat([self.query[t].double() @ keys.T * SCALE, self.sink.double()[:, None]], 1)
+            out[t] = torch.softmax(logits, 1)[:, :-1] @ keys
+        return out
+
+    @staticmethod
+    def _rows(cache, request: int, ids: torch.Tensor) -> torch.Tensor:
+        return read_rows(cache.layout, cache.pages, cache.rows(request, ids)).double()
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+def bound(splits: int = 1) -> float:
+    """Three roundings (bf16 weights, partial results, result) as independent errors, and a quarter for fp32 sums."""
+    return 1.25 * STEP * (2 + (splits > 1)) ** 0.5 + 2.0**-12
+
+
+CASES = {
+    # kind, heads, top_k, ranges, splits
+    "flash-tp1-c4a-decode-b2": (LayerKind.C4A, 64, 96, [(2000, 1), (65, 1)], 1),
+    "flash-tp1-c128a-decode-b1-split-3": (LayerKind.C128A, 64, 0, [(40_000, 1)], 3),
+    "flash-tp4-c4a-draft-verify-4": (LayerKind.C4A, 16, 40, [(509, 4)], 1),
+    "flash-tp4-c128a-prefill-chunk": (LayerKind.C128A, 16, 0, [(254, 4), (126, 3)], 1),
+}
+SLOW = {
+    "pro-tp1-c4a-decode-b1-split-2": (LayerKind.C4A, 128, 70, [(300, 1)], 2),
+    "flash-tp2-c4a-prefill-chunk": (LayerKind.C4A, 32, 24, [(126, 3), (0, 5)], 1),
+    "flash-tp8-c4a-decode-1m": (LayerKind.C4A, 8, 64, [(1_048_575, 1)], 1),
+    "flash-tp1-swa-decode-b3": (LayerKind.SWA, 64, 0, [(0, 1), (64, 1), (1_048_575, 1)], 1),
+    "flash-tp1-c4a-decode-512": (LayerKind.C4A, 64, 512, [(4000, 1)], 7),
+    "flash-tp1-c128a-decode-128k": (LayerKind.C128A, 64, 0, [(131_071, 1)], 1),
+    "pro-tp1-c4a-prefill-24": (LayerKind.C4A, 128, 32, [(120, 24)], 1),
+}
+
+
+def compare(gpu, scene: Scene, splits: int) -> None:
+    got = sparse_attention(*scene.arguments(), splits=splits)
+    assert got.isfinite().all()
+    assert relative_error(got, scene.expected()) <= bound(splits)
+    assert len(gpu.launches) == (2 if splits > 1 else 1)
+    assert any("mfma" in op for op in gpu.launches[0][1].by_opcode)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_attention_in_fp64(gpu, sparse_cache, make_batch, name: str) -> None:
+    kind, heads, top_k, ranges, splits = CASES[name]
+    compare(gpu, Scene(sparse_cache, make_batch(*ranges), kind, heads, top_k), splits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_equals_attention_in_fp64_at_size(gpu, sparse_cache, make_batch, name: str) -> None:
+    kind, heads, top_k, ranges, splits = SLOW[name]
+    compare(gpu, Scene(sparse_cache, make_batch(*ranges), kind, heads, top_k), splits)
+
+
+def test_large_scores(gpu, sparse_cache, make_batch) -> None:
+    """Scores that rise by more than 2^16 from tile to tile: the reference of the weights must follow."""
+    scene = Scene(sparse_cache, make_batch((300, 1)), LayerKind.C128A, 16, gain=6.0)
+    scene.query *= 8
+    compare(gpu, scene, 1)
+
+
+def test_padding_and_no_keys(gpu, sparse_cache, make_batch) -> None:
+    """A token at -1 gets zero, also with sinks of +-inf; nothing behind its slots is read (block 0 is NaN)."""
+    batch = make_batch((30, 2))
+    scene = Scene(sparse_cache, batch, LayerKind.C4A, 16, 16)
+    batch.positions[1] = -1
+    for sink in (0.0, -math.inf, math.inf):
+        scene.sink = torch.full((16,), sink)
+        for splits in (1, 2):
+            got = sparse_attention(*scene.arguments(), splits=splits)
+            assert torch.equal(got[1], torch.zeros_like(got[1]))
+            expected = torch.zeros(1) if sink == math.inf else scene.expected()[0]
+            if sink == math.inf:
+                assert torch.equal(got[0], torch.zeros_like(got[0]))
+            else:
+                assert relative_error(got[0], expected) <= bound(splits)
+
+
+def test_tokens_behind_the_last_request_get_zero(gpu, sparse_cache, make_batch) -> None:
+    scene = Scene(sparse_cache, make_batch((30, 2)), LayerKind.C4A, 16, 16)
+    arguments = scene.arguments()
+    scene.batch.request[1] = 1  # there is one request
+    got = sparse_attention(*arguments, splits=1)
+    assert got[0].count_nonzero() > 0
+    assert torch.equal(got[1], torch.zeros_like(got[1]))
+
+
+@pytest.mark.parametrize("ids", [[-1] * 8, [10**6, -1, -(2**31), 2**31 - 1, 8, 9, -5, -1], []], ids=str)
+def test_ids_that_are_not_visible_do_not_count(gpu, sparse_cache, make_batch, ids: list[int]) -> None:
+    scene = Scene(sparse_cache, make_batch((31, 1)), LayerKind.C4A, 16, 8)
+    scene.selected = torch.tensor([ids], dtype=torch.int32)
+    compare(gpu, scene, 1)
+
+
+def test_the_reference_agrees(gpu, sparse_cache, make_batch) -> None:
+    scene = Scene(sparse_cache, make_batch((140, 2)), LayerKind.C4A, 6, 16)
+    got, expected = sparse_attention(*scene.arguments()), reference(*scene.arguments())
+    assert relative_error(got, expected.double()) <= bound(7) + STEP
+
+
+@pytest.mark.parametrize("schedule", ["reverse", "random:1"])
+def test_waves_in_any_order_give_the_same_bits(gpu, sparse_cache, make_batch, schedule: str) -> None:
+    scene = Scene(sparse_cache, make_batch((140, 1)), LayerKind.C4A, 16, 16)
+    expected = sparse_attention(*scene.arguments())
+    with cdna.device(gpu.arch, schedule=schedule):
+        assert torch.equal(sparse_attention(*scene.arguments()), expected)
+
+
+def test_an_empty_batch_launches_nothing(gpu, sparse_cache, make_batch) -> None:
+    scene = Scene(sparse_cache, make_batch((31, 1)), LayerKind.C4A, 16, 8)
+    arguments = list(scene.arguments())
+    arguments[0], arguments[3], arguments[6] = scene.query[:0], make_batch((0, 0)), scene.selected[:0]
+    assert sparse_attention(*arguments).shape == (0, 16, 512)
+    assert gpu.launches == []
+
+
+def test_what_is_not_supported_is_refused(gpu, sparse_cache, make_batch) -> None:
+    scene = Scene(sparse_cache, make_batch((31, 1)), LayerKind.SWA, 16)
+    arguments = list(scene.arguments())
+    arguments[4] = sparse_cache(swa_layout(Encoding.FP32), [(0, 32)]).at(scene.batch)
+    with pytest.raises(ValueError, match="takes flat, unrotated fp8 rows, got flat fp32 swa rows"):
+        sparse_attention(*arguments)
+
+
+def test_issue_clocks(gpu, sparse_cache, make_batch) -> None:
+    """Vector ALU and transcendental clocks of a CU for one more key of 64 heads, from what the emulator counted."""
+    clocks = []
+    for top_k in (96, 160):
+        scene = Scene(sparse_cache, make_batch((2000, 1)), LayerKind.C4A, 64, top_k)
+        sparse_attention(*scene.arguments(), splits=1)
+        clocks.append((gpu.stats.valu_clocks + gpu.stats.trans_clocks) / 4)
+    assert (clocks[1] - clocks[0]) / 64 <= {"gfx942": 95, "gfx950": 120}[gpu.arch]
+
+
+@pytest.mark.parametrize(("tokens", "splits"), [(1, 6), (8, 2), (64, 1), (4096, 1)])
+def test_splits_fill_the_chip_within_their_bytes(tokens: int, splits: int) -> None:
+    """Flash TP1, 640 keys: 3 / 2 / 1.3 times the bytes that must move at 1 / 8 / 64 tokens."""
+    row = swa_layout(Encoding.FP8)
+    assert tuning.splits(arch.GFX942, tokens, 64, 1, 640, row) == splits
+    needed = 640 * row.row_bytes + 2 * 2 * 64 * 512
+    moved = needed + (splits > 1) * splits * 2 * 2 * 64 * 512
+    assert moved / needed <= {1: 3, 8: 2}.get(tokens, 1.3)
