@@ -89,7 +89,8 @@ class Parallelism:
         if self.tensor > 1 and spec.expert_width // self.tensor % FP8_BLOCK:
             raise ValueError(
                 f"--tp {self.tensor} leaves {spec.expert_width // self.tensor} of the shared expert's "
-                f"{spec.expert_width} channels on a rank, which is no multiple of its {FP8_BLOCK}-wide FP8 blocks; use a smaller --tp"
+                f"{spec.expert_width} channels on a rank, which is no multiple of its {FP8_BLOCK}-wide FP8 blocks; "
+                "use a smaller --tp"
             )
         if self.expert and spec.num_experts % self.gpus:
             raise ValueError(f"--ep: {self.gpus} GPUs do not divide {spec.num_experts} experts; use another --gpus")
