@@ -8,7 +8,7 @@ import torch
 
 from dsv4_rocm import arch
 from dsv4_rocm.cache.layout import Encoding
-from dsv4_rocm.cache.specs import CacheEncodings, layer_caches
+from dsv4_rocm.cache.specs import SERVED, CacheEncodings, layer_caches
 from dsv4_rocm.kernels.rotary import rotary_frequencies
 from dsv4_rocm.kernels.selection import OPS, choose
 from dsv4_rocm.model_spec import FLASH, LayerKind
@@ -63,9 +63,9 @@ def draw(*shape: int, seed: int) -> torch.Tensor:
     "kind", [pytest.param(LayerKind.SWA, id="swa", marks=pytest.mark.slow), pytest.param(LayerKind.C4A, id="c4a")]
 )
 def test_a_layer_equals_the_references(gpu, make_cache, make_batch, kind: LayerKind) -> None:
-    ours = {op: choose(op, arch.current()).chosen for op in OPS}
+    ours = {op: choose(op, arch.current(), SERVED).chosen for op in OPS}
     assert {implementation.name for implementation in ours.values()} == {"triton"}
-    theirs = {op: choose(op, arch.HOST).chosen for op in OPS}
+    theirs = {op: choose(op, arch.HOST, SERVED).chosen for op in OPS}
     layers = [Layer(make_cache, {op: choice.load() for op, choice in ops.items()}, kind) for ops in (ours, theirs)]
     launches = []
     for number, chunk in enumerate(CHUNKS):
