@@ -28,10 +28,9 @@ def _ordered(score):
 
 
 @triton.jit
-def _visible(positions_ptr, request_ptr, token, requests, RATIO: tl.constexpr):
+def _visible(positions_ptr, request, token, requests, RATIO: tl.constexpr):
     """Visible entries of a token; padding behind the last request sees none."""
-    known = tl.load(request_ptr + token) < requests
-    return tl.where(known, (tl.load(positions_ptr + token).to(tl.int32) + 1) // RATIO, 0)
+    return tl.where(request < requests, (tl.load(positions_ptr + token).to(tl.int32) + 1) // RATIO, 0)
 
 
 @triton.jit(do_not_specialize=["first", "end", "table_stride", "requests"])
@@ -71,10 +70,10 @@ def score_entries_kernel(
     for start in range(tl.program_id(1) * KEYS, most, step):
         entry = start + tl.arange(0, KEYS)
         for t in range(group, tl.minimum(group + TOKENS, end)):  # the keys stay in the first cache for its neighbours
-            visible = _visible(positions_ptr, request_ptr, t, requests, RATIO)
+            request = tl.load(request_ptr + t).to(tl.int32)
+            visible = _visible(positions_ptr, request, t, requests, RATIO)
             seen = entry < tl.minimum(visible, width)
-            request = tl.minimum(tl.load(request_ptr + t), requests - 1)
-            column = table_ptr + request * table_stride + entry // ROWS_PER_PAGE
+            column = table_ptr + tl.cast(request, tl.int64) * table_stride + entry // ROWS_PER_PAGE
             block = tl.load(column, mask=seen, other=0).to(tl.int64)
             page_ptr = pages_ptr + block * page_stride
             row = entry % ROWS_PER_PAGE
@@ -110,7 +109,8 @@ def select_entries_kernel(
     RATIO: tl.constexpr,
 ):
     token = first + tl.program_id(0)
-    visible = tl.minimum(_visible(positions_ptr, request_ptr, token, requests, RATIO), width)
+    request = tl.load(request_ptr + token).to(tl.int32)
+    visible = tl.minimum(_visible(positions_ptr, request, token, requests, RATIO), width)
     scores_ptr += tl.program_id(0).to(tl.int64) * width
     out_ptr += token.to(tl.int64) * TOP_K
     lane = tl.arange(0, BLOCK)
