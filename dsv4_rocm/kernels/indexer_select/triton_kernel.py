@@ -73,7 +73,7 @@ def score_entries_kernel(
         for t in range(group, tl.minimum(group + TOKENS, end)):  # the keys stay in the first cache for its neighbours
             visible = _visible(positions_ptr, request_ptr, t, requests, RATIO)
             seen = entry < tl.minimum(visible, width)
-            request = tl.minimum(tl.load(request_ptr + t), requests - 1)
+            request = tl.load(request_ptr + t)
             column = table_ptr + request * table_stride + entry // ROWS_PER_PAGE
             block = tl.load(column, mask=seen, other=0).to(tl.int64)
             page_ptr = pages_ptr + block * page_stride
