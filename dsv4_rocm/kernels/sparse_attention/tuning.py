@@ -37,7 +37,7 @@ def _amd(keys: int, num_warps: int, lazy: bool) -> Settings:
 # and 16 or 32 keys a tile take 474 and 887; with lazy gfx950 spills at 64 heads.
 CDNA3 = {16: _amd(32, 2, lazy=True), 32: _amd(32, 4, lazy=True), 64: _amd(16, 4, lazy=True)}
 CDNA4 = {16: _amd(32, 2, lazy=False), 32: _amd(32, 4, lazy=False), 64: _amd(32, 4, lazy=False)}
-HOPPER = {16: Settings(32, 8, num_stages=1, lazy=False)}  # 226 registers; 32 heads leave 72 bytes or more on the stack
+HOPPER = {16: Settings(32, 8, num_stages=1, lazy=False)}  # 220 registers; 32 heads leave 72 bytes or more on the stack
 BLACKWELL = {16: Settings(32, 4, num_stages=1, lazy=False), 32: Settings(64, 8, num_stages=1, lazy=False)}
 SETTINGS = {
     MatrixCore.CDNA3_MFMA: CDNA3,
