@@ -177,19 +177,16 @@ def amd_options(**options: int) -> dict[str, int]:
 
 @contextmanager
 def amd_compiler(async_copy: bool, buffer_ops: bool) -> Iterator[None]:
-    """Forbid AMD's compiler something in kernels that are compiled inside; costs nothing once they are.
+    """Forbid AMD's compiler something in kernels that are compiled inside; its settings come back afterwards.
 
     Args:
         async_copy: copies from memory to LDS that pass by the registers.
         buffer_ops: accesses through buffer descriptors, which it chooses for tensors below 2 GiB.
     """
     amd = triton.knobs.amd
-    before = amd.use_async_copy, amd.use_buffer_ops
-    if not async_copy:
-        amd.use_async_copy = False
-    if not buffer_ops:
-        amd.use_buffer_ops = False
-    try:
+    with amd.scope():  # a value put back by hand would hide the environment variable from then on
+        if not async_copy:
+            amd.use_async_copy = False
+        if not buffer_ops:
+            amd.use_buffer_ops = False
         yield
-    finally:
-        amd.use_async_copy, amd.use_buffer_ops = before

@@ -1,7 +1,10 @@
 """What the compilers make of every kernel as its launcher launches it: registers, spills, shared memory, code."""
 
+import os
+
 import pytest
 import torch
+import triton
 
 from dsv4_rocm import arch
 from dsv4_rocm.cache.layout import Encoding, entries_layout, index_layout, state_layout, swa_layout
@@ -12,6 +15,7 @@ from dsv4_rocm.kernels.indexer_select.triton_kernel import indexer_select
 from dsv4_rocm.kernels.inv_rope_quant.triton_kernel import inv_rope_quant
 from dsv4_rocm.kernels.qnorm_rope_insert.triton_kernel import qnorm_rope_insert
 from dsv4_rocm.kernels.sparse_attention.triton_kernel import sparse_attention
+from dsv4_rocm.kernels.triton_common import amd_compiler
 from dsv4_rocm.model_spec import LayerKind
 
 AMD = ["gfx942", "gfx950"]
@@ -120,3 +124,15 @@ def test_sparse_attention(build, make_cache, make_batch, kind: str, heads: int, 
     if name in AMD:
         assert built[0].count(r"(global|buffer)_load_ubyte") <= 16
         assert built[0].count(r"(global|buffer)_load_dwordx4") >= 12
+
+
+def test_compiler_settings_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch must not leave a setting behind: the environment variable still counts after it."""
+    amd = triton.knobs.amd
+    before = dict(vars(amd)), dict(os.environ)
+    with amd_compiler(async_copy=False, buffer_ops=False):
+        assert amd.use_async_copy is False
+        assert amd.use_buffer_ops is False
+    assert (dict(vars(amd)), dict(os.environ)) == before
+    monkeypatch.setenv("TRITON_HIP_USE_ASYNC_COPY", "0")
+    assert amd.use_async_copy is False
