@@ -5,6 +5,7 @@ keyword arguments of vllm.LLM, "steps": [step, ...]}; a step is {"name", "prompt
 "prompt_logprobs": bool, "preempt_at": engine steps after which all running requests are preempted}.
 """
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -29,6 +30,7 @@ class EngineRun:
 
     requests: dict[str, list[dict[str, Any]]]
     platform: str
+    vllm: str
     preemptions: int
     log: str
 
@@ -48,7 +50,7 @@ def run_engine(directory: Path, name: str, scenario: dict[str, Any], env: dict[s
     if done.returncode != 0:
         raise RuntimeError(f"engine {name} failed:\n{log[-4000:]}")
     result = json.loads(target.read_text())
-    return EngineRun(result["requests"], result["platform"], result["preemptions"], log)
+    return EngineRun(result["requests"], result["platform"], result["vllm"], result["preemptions"], log)
 
 
 def engine_arguments(checkpoint: Path, **changed: Any) -> dict[str, Any]:
@@ -75,7 +77,12 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(**scenario["engine"])
     results = {step["name"]: _run_step(llm, step) for step in scenario["steps"]}
     preemptions = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"]
-    return {"requests": results, "platform": type(current_platform).__qualname__, "preemptions": sum(preemptions)}
+    return {
+        "requests": results,
+        "platform": type(current_platform).__qualname__,
+        "vllm": importlib.metadata.version("vllm"),
+        "preemptions": sum(preemptions),
+    }
 
 
 def _run_step(llm: Any, step: dict[str, Any]) -> list[dict[str, Any]]:
