@@ -38,10 +38,9 @@ class SourceTree:
 
     def lineage(self, module: str, name: str) -> list[tuple[str, ast.ClassDef]]:
         """A class and its bases inside vLLM, depth first."""
-        found = self.definition(module, name)
-        if found is None or not isinstance(found[1], ast.ClassDef):
+        home, node = self.definition(module, name) or (module, None)
+        if not isinstance(node, ast.ClassDef):
             return []
-        home, node = found
         line = [(home, node)]
         for base in node.bases:
             base = base.value if isinstance(base, ast.Subscript) else base  # Generic[...]
