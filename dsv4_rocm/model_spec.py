@@ -40,6 +40,25 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DSparkSpec:
+    """What config.json says of DSpark draft stages.
+
+    Attributes:
+        block_size: tokens that a stage was trained to draft at once.
+        noise_token: id that stands for the tokens to be drafted.
+        target_layers: decoder layers whose streams, averaged and projected, are the draft's context.
+        markov_rank: width of the Markov head.
+        stages: number of draft layers.
+    """
+
+    block_size: int
+    noise_token: int
+    target_layers: tuple[int, ...]
+    markov_rank: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class YarnSpec:
     """YaRN parameters of the layers that compress."""
 
@@ -78,6 +97,7 @@ class ModelSpec:
     expert_dtype: str
     layers: tuple[LayerSpec, ...]
     num_draft_layers: int
+    dspark: DSparkSpec | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.o_groups:
@@ -90,6 +110,12 @@ class ModelSpec:
     @property
     def heads_per_group(self) -> int:
         return self.num_heads // self.o_groups
+
+    @property
+    def draft_layers(self) -> tuple[LayerSpec, ...]:
+        """Draft layers, numbered after the decoder layers: windows only, routed by bias."""
+        first = len(self.layers)
+        return tuple(LayerSpec(first + stage, LayerKind.SWA, False) for stage in range(self.num_draft_layers))
 
     def count(self, kind: LayerKind) -> int:
         """Number of decoder layers of one kind."""
@@ -146,6 +172,7 @@ def _from_reader(config: _Reader) -> ModelSpec:
         raise ValueError("config.json: only scoring_func sqrtsoftplus with norm_topk_prob true is supported")
     num_layers = config.need("num_hidden_layers")
     ratios, num_hash, num_draft = _layer_pattern(config, num_layers)
+    dspark = _dspark(config)
     theta, compress_theta, yarn = _rope(config)
     layers = tuple(LayerSpec(i, LayerKind(ratio), i < num_hash) for i, ratio in enumerate(ratios))
     return ModelSpec(
@@ -173,7 +200,21 @@ def _from_reader(config: _Reader) -> ModelSpec:
         max_position=config.need("max_position_embeddings"),
         expert_dtype=config.get("expert_dtype", "fp4"),
         layers=layers,
-        num_draft_layers=num_draft,
+        num_draft_layers=num_draft if dspark is None else dspark.stages,
+        dspark=dspark,
+    )
+
+
+def _dspark(config: _Reader) -> DSparkSpec | None:
+    """DSpark checkpoints still say num_nextn_predict_layers 1; `dspark_block_size` decides."""
+    if config.get("dspark_block_size") is None:
+        return None
+    return DSparkSpec(
+        block_size=config.need("dspark_block_size"),
+        noise_token=config.need("dspark_noise_token_id"),
+        target_layers=tuple(config.need("dspark_target_layer_ids")),
+        markov_rank=config.need("dspark_markov_rank"),
+        stages=config.get("n_mtp_layers", 3),
     )
 
 

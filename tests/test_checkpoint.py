@@ -1,14 +1,23 @@
 """What a checkpoint directory must hold, judged by its headers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dsv4_rocm.checkpoint import INDEX_FILE, linear_shapes, plain_shapes, verify_directory
-from dsv4_rocm.model_spec import FLASH, PRO, ModelSpec
+from dsv4_rocm.checkpoint import (
+    INDEX_FILE,
+    draft_linear_shapes,
+    draft_plain_shapes,
+    linear_shapes,
+    plain_shapes,
+    verify_directory,
+    verify_draft,
+)
+from dsv4_rocm.model_spec import FLASH, PRO, DSparkSpec, ModelSpec
 from dsv4_rocm.testing.tiny_checkpoint import write_checkpoint
 from dsv4_rocm.testing.tiny_config import DEMO
 
@@ -38,9 +47,29 @@ def test_a_whole_checkpoint_passes(checkpoint: Path) -> None:
     assert all(name.startswith("mtp.") for name in files.skipped)
 
 
-@pytest.mark.parametrize(("spec", "count", "draft"), [(FLASH, 69_187, 1_575), (PRO, 145_116, 2_343)])
-def test_table_has_as_many_tensors_as_the_published_checkpoints(spec: ModelSpec, count: int, draft: int) -> None:
-    assert 2 * len(linear_shapes(spec)) + len(plain_shapes(spec)) + draft == count
+FLASH_DSPARK = replace(FLASH, dspark=DSparkSpec(5, 128799, (40, 41, 42), 256, 3), num_draft_layers=3)
+
+
+@pytest.mark.parametrize(("spec", "count"), [(FLASH, 69_187), (PRO, 145_116), (FLASH_DSPARK, 72_317)])
+def test_tables_have_as_many_tensors_as_the_published_checkpoints(spec: ModelSpec, count: int) -> None:
+    plain, linears = plain_shapes(spec) | draft_plain_shapes(spec), linear_shapes(spec) | draft_linear_shapes(spec)
+    assert 2 * len(linears) + len(plain) == count
+
+
+def test_drafts_are_checked_like_the_rest(checkpoint: Path) -> None:
+    spec = ModelSpec.from_directory(checkpoint)
+    verify_draft(checkpoint, spec)
+    change(checkpoint, add={"mtp.0.enorm.weight": torch.zeros(3)})
+    with pytest.raises(
+        ValueError, match=r"mtp\.0\.enorm\.weight must be BF16 or .* \[256\] by config.json, got F32 \[3\]"
+    ):
+        verify_draft(checkpoint, spec)
+
+
+def test_a_checkpoint_without_drafts_names_the_file(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, replace(DEMO, num_nextn_predict_layers=0))
+    with pytest.raises(ValueError, match=f"{INDEX_FILE} has no draft weights: no tensor is called mtp"):
+        verify_draft(tmp_path, replace(ModelSpec.from_directory(tmp_path), num_draft_layers=1))
 
 
 def test_biases_of_hash_layers_are_skipped_and_listed(checkpoint: Path) -> None:
