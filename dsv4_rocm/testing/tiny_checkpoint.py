@@ -31,7 +31,7 @@ from dsv4_rocm.testing.tiny_config import (
     read_config,
 )
 from dsv4_rocm.testing.tiny_tokenizer import check_vocabulary, write_tokenizer
-from dsv4_rocm.testing.tiny_weights import Kind, draw_weights, tensor_table
+from dsv4_rocm.testing.tiny_weights import Kind, draw_weights, make_drafts_agree, tensor_table
 
 __all__ = [
     "DEMO",
@@ -55,6 +55,7 @@ def write_checkpoint(
     shards: int = 2,
     seed: int = 0,
     form: ConfigForm = "deepseek",
+    drafts_agree: bool = False,
 ) -> Path:
     """Write a complete checkpoint: shards, index, config.json, generation_config.json and a tokenizer.
 
@@ -66,6 +67,7 @@ def write_checkpoint(
         shards: number of safetensors files.
         seed: of the random values; equal arguments give equal bytes.
         form: of config.json.
+        drafts_agree: make the draft modules right about two times in three; random ones never are.
 
     Returns:
         The directory.
@@ -77,7 +79,10 @@ def write_checkpoint(
     check_vocabulary(config.vocab_size)
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    _write_shards(target, encode_weights(config, draw_weights(config, seed), weights), shards)
+    values = draw_weights(config, seed)
+    if drafts_agree:
+        values = make_drafts_agree(config, values)
+    _write_shards(target, encode_weights(config, values, weights), shards)
     _write_json(target / "config.json", config_json(config, weights, form))
     generation = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True, "temperature": 1.0, "top_p": 1.0}
     _write_json(target / "generation_config.json", {"_from_model_config": True, **generation})

@@ -1,6 +1,7 @@
 """The tensors of a DeepSeek-V4 checkpoint: names, shapes and kinds as a table, and random values for them."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor
 
 from dsv4_rocm.testing.tiny_config import TinyConfig
+
+QUIET = 1 / 8  # a power of two: what is stored in FP8 or FP4 rounds the same
+_LOUD = re.compile(r"\.attn\.wo_b\.weight$|\.ffn\..*\.w2\.weight$")
 
 
 class Kind(Enum):
@@ -58,6 +62,23 @@ def draw_weights(config: TinyConfig, seed: int = 0) -> dict[str, Tensor]:
         else:
             weights[spec.name] = torch.randn(spec.shape, generator=generator) * spec.std + spec.mean
     return weights
+
+
+def make_drafts_agree(config: TinyConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a model whose draft is often right: the draft of random weights never is.
+
+    Attention and experts add little to the streams, so that the next token depends mostly, but not only, on the last
+    one; the draft takes that token's embedding as it is and reads it with the target's own head.
+    """
+    changed = {name: value * QUIET if _LOUD.search(name) else value for name, value in weights.items()}
+    for stage in range(config.num_nextn_predict_layers):
+        prefix = f"mtp.{stage}"
+        changed[f"{prefix}.e_proj.weight"] = torch.eye(config.hidden_size)
+        changed[f"{prefix}.h_proj.weight"] = weights[f"{prefix}.h_proj.weight"] * QUIET
+        changed[f"{prefix}.enorm.weight"] = torch.ones(config.hidden_size)
+        for name in ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale"):
+            changed[f"{prefix}.{name}"] = weights[name]
+    return changed
 
 
 def _matrix(kind: Kind, name: str, rows: int, cols: int, std: float | None = None) -> TensorSpec:

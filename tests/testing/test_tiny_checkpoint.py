@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from dsv4_rocm.testing import transformers_oracle
+from dsv4_rocm.testing.reference_model import ReferenceModel
 from dsv4_rocm.testing.tiny_checkpoint import DEMO, ORACLE, load_dequantized, read_config, write_checkpoint
 from dsv4_rocm.testing.tiny_config import WEIGHT_FORMATS, config_json
 from dsv4_rocm.testing.tiny_weights import Kind, draw_weights, tensor_table
@@ -219,3 +220,20 @@ def test_size_outside_the_blocks_is_refused(tmp_path):
     with pytest.raises(ValueError, match="o_lora_rank: must be a multiple of 128 for FP8, got 64"):
         write_checkpoint(tmp_path, ORACLE, "fp8")
     assert not list(tmp_path.iterdir())
+
+
+def accepted(directory, tokens):
+    """Share of the greedy answer's tokens that the draft guessed, by the reference model."""
+    model = ReferenceModel.from_checkpoint(directory)
+    cache, ids, streams = model.new_cache(), list(range(100, 140)), []
+    while len(ids) < 40 + tokens:
+        start = sum(map(len, streams))
+        streams.append(model.streams(torch.tensor(ids[start:]), cache, start))
+        ids.append(int(model.head(streams[-1][-1:]).argmax()))
+    drafts = model.head(model.draft(torch.cat(streams), torch.tensor(ids[1:])), "mtp.0").argmax(-1)
+    return (drafts[39:-1] == torch.tensor(ids[41:])).float().mean().item()
+
+
+def test_agreeing_drafts_are_accepted_and_rejected(tmp_path):
+    assert 0.3 <= accepted(write_checkpoint(tmp_path / "agreeing", DEMO, "fp8", drafts_agree=True), 60) <= 0.9
+    assert accepted(write_checkpoint(tmp_path / "random", ORACLE), 12) == 0
