@@ -13,7 +13,7 @@ from dsv4_rocm.attention.metadata import GroupMetadata
 from dsv4_rocm.attention.metadata_builder import MetadataBuilder
 from dsv4_rocm.cache.addressing import PagedCache
 from dsv4_rocm.cache.layout import CacheLayout
-from dsv4_rocm.cache.specs import to_vllm
+from dsv4_rocm.cache.specs import as_draft, to_vllm
 
 
 class Dsv4Backend(AttentionBackend):
@@ -47,6 +47,7 @@ class CacheModule(nn.Module, AttentionLayerBase):
         super().__init__()
         self.layout = layout
         self.prefix = prefix
+        self.of_draft = False
         self.kv_cache = torch.empty(0, dtype=torch.uint8)
         layers = get_current_vllm_config().compilation_config.static_forward_context
         if prefix in layers:
@@ -65,7 +66,8 @@ class CacheModule(nn.Module, AttentionLayerBase):
         self.kv_cache = kv_cache.as_strided(shape, strides, kv_cache.storage_offset())
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-        return to_vllm(self.layout)
+        spec = to_vllm(self.layout)
+        return as_draft(spec) if self.of_draft else spec
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return Dsv4Backend
@@ -74,3 +76,10 @@ class CacheModule(nn.Module, AttentionLayerBase):
         """This cache with its addresses of one step."""
         group = step[self.prefix]
         return PagedCache(self.layout, self.kv_cache, group.block_table, group.slots)
+
+
+def mark_draft_caches(model: nn.Module) -> None:
+    """Say that the caches of this model are a draft's."""
+    for module in model.modules():
+        if isinstance(module, CacheModule):
+            module.of_draft = True

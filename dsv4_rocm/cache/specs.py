@@ -1,6 +1,6 @@
 """Which caches a model has, in vLLM's registration order, and the KVCacheSpec of each for vLLM's planner."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -111,3 +111,8 @@ def to_vllm(layout: CacheLayout) -> Any:
     if layout.window is not None:
         return SlidingWindowMLASpec(sliding_window=layout.window, **common)
     return MLAAttentionSpec(tokens_per_state=layout.tokens_per_row, **common)
+
+
+def as_draft(spec: Any) -> Any:
+    """The KVCacheSpec of a draft's cache: marked where vLLM has a mark; else vLLM finds it as the last layer's."""
+    return replace(spec, is_draft=True) if any(field.name == "is_draft" for field in fields(spec)) else spec

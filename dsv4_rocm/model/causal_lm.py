@@ -48,7 +48,7 @@ class DeepseekV4Model(nn.Module):
     def __init__(self, context: LayerContext, prefix: str) -> None:
         super().__init__()
         spec = context.spec
-        self._hc_mult = spec.hc_mult
+        self._spec = spec
         pipeline = get_pp_group()
         self.embed_tokens: nn.Module = PPMissingLayer()
         if pipeline.is_first_rank:
@@ -67,6 +67,13 @@ class DeepseekV4Model(nn.Module):
         if pipeline.is_last_rank:
             self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
             self.hc_head = HyperHead(spec)
+        self.streams_for_draft: Tensor | None = None
+
+    def keep_streams(self, tokens: int) -> None:
+        """From now on the streams before the head stay readable: [tokens, hc_mult * hidden], for a serial draft."""
+        spec = self._spec
+        width = spec.hc_mult * spec.hidden_size
+        self.streams_for_draft = torch.zeros(tokens, width)
 
     def forward(
         self, input_ids: Tensor, intermediate: IntermediateTensors | None, inputs_embeds: Tensor | None
@@ -74,13 +81,15 @@ class DeepseekV4Model(nn.Module):
         """int [tokens] -> [tokens, hidden], or the streams [tokens, hc_mult, hidden] for the next stage."""
         if intermediate is None:
             embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-            streams = embedded[:, None].repeat(1, self._hc_mult, 1)
+            streams = embedded[:, None].repeat(1, self._spec.hc_mult, 1)
         else:
             streams = intermediate["hidden_states"]
         for layer in self.layers[self.start_layer : self.end_layer]:
             streams = layer(streams, input_ids)
         if not get_pp_group().is_last_rank:
             return IntermediateTensors({"hidden_states": streams})
+        if self.streams_for_draft is not None:
+            self.streams_for_draft[: streams.shape[0]].copy_(streams.flatten(1))
         merged: Tensor = self.norm(self.hc_head(streams))
         return merged
 
@@ -95,6 +104,8 @@ class DeepseekV4ForCausalLM(nn.Module, SupportsPP):
         spec = self.context.spec
         log_table(self.context.arch, self.context.encodings)
         self.model = DeepseekV4Model(self.context, maybe_prefix(prefix, "model"))
+        if vllm_config.speculative_config is not None and vllm_config.speculative_config.method == "mtp":
+            self.model.keep_streams(vllm_config.scheduler_config.max_num_batched_tokens)
         self.lm_head: nn.Module = PPMissingLayer()
         if get_pp_group().is_last_rank:
             self.lm_head = ParallelLMHead(spec.vocab_size, spec.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
@@ -127,6 +138,10 @@ class DeepseekV4ForCausalLM(nn.Module, SupportsPP):
         """[tokens, hidden] -> [tokens, vocab]."""
         logits: Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         return logits
+
+    def get_mtp_target_hidden_states(self) -> Tensor | None:
+        """The last step's streams before the head, which vLLM hands to a serial draft; None without one."""
+        return self.model.streams_for_draft
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a checkpoint by DeepSeek's tensor names; see `dsv4_rocm.model.weights`."""

@@ -103,20 +103,53 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]], contex
     Raises:
         ValueError: naming a tensor that belongs to no parameter, or a parameter that no tensor filled.
     """
+    skipped: list[str] = []
+    kept = _without_skipped(weights, context, skipped)
+    loaded = _load(model, kept, context, _layers_of_other_stages(model, context))
+    if skipped:
+        logger.info("dsv4_rocm: %d tensors left out (draft modules, biases of hash-routed layers)", len(skipped))
+    return loaded
+
+
+def load_draft_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]], context: LayerContext) -> set[str]:
+    """Load the draft modules of a checkpoint, with the embedding and the head that they share with the target.
+
+    Arguments, result and errors are those of `load_weights`; names in errors are numbered after the decoder layers.
+    """
+    return _load(model, draft_tensors(weights, len(context.spec.layers)), context, absent=set())
+
+
+def draft_tensors(weights: Iterable[tuple[str, Tensor]], num_layers: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a draft model, `mtp.<stage>` renamed to the layer with that number after the decoder layers."""
+    for name, tensor in weights:
+        if name in _RENAMED:
+            yield name, tensor
+        elif name.startswith("mtp."):
+            _, stage, rest = name.split(".", 2)
+            yield f"layers.{num_layers + int(stage)}.{rest}", tensor
+
+
+def _without_skipped(
+    weights: Iterable[tuple[str, Tensor]], context: LayerContext, skipped: list[str]
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        if skipped_reason(name, context.spec) is None:
+            yield name, tensor
+        else:
+            skipped.append(name)
+
+
+def _load(model: nn.Module, weights: Iterable[tuple[str, Tensor]], context: LayerContext, absent: set[int]) -> set[str]:
     params = dict(model.named_parameters())
     moes = {name: module for name, module in model.named_modules() if isinstance(module, HostMoE | FusedMoE)}
-    absent = _layers_of_other_stages(model, context)
     loaded: set[str] = set()
     experts_loaded: set[tuple[str, int, str]] = set()
-    skipped: list[str] = []
     dequantizer = Dequantizer(context.dequantize_at_load, torch.get_default_dtype())
     for name, tensor in dequantizer.stream(weights):
-        if skipped_reason(name, context.spec) is not None:
-            skipped.append(name)
-        elif (expert := _EXPERT.match(name)) is not None:
+        if (expert := _EXPERT.match(name)) is not None:
             layer, number, which, part = expert.groups()
             prefix = f"model.layers.{layer}.ffn"
-            if int(layer) >= len(context.spec.layers) or int(number) >= context.spec.num_experts:
+            if (prefix not in moes and int(layer) not in absent) or int(number) >= context.spec.num_experts:
                 raise ValueError(f"tensor {name} of the checkpoint belongs to no part of DeepSeek-V4")
             if int(layer) not in absent:
                 suffix = part if part == "weight" else _expert_scale_name(context)
@@ -132,8 +165,6 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]], contex
             elif not _elsewhere(target, absent):
                 raise ValueError(f"tensor {name} of the checkpoint belongs to no part of DeepSeek-V4")
     _report(params.keys() - loaded, moes, experts_loaded, context)
-    if skipped:
-        logger.info("dsv4_rocm: %d tensors left out (draft modules, biases of hash-routed layers)", len(skipped))
     if dequantizer.stored_bytes:
         logger.info(
             "dsv4_rocm: quantized weights of %.2f GiB became %.2f GiB of %s",

@@ -6,12 +6,13 @@ from typing import Any
 
 from dsv4_rocm import arch
 from dsv4_rocm.cache.specs import cache_encodings
-from dsv4_rocm.checkpoint import verify_directory
+from dsv4_rocm.checkpoint import verify_directory, verify_draft
 from dsv4_rocm.kernels import selection
 from dsv4_rocm.model_spec import ModelSpec
 
 BLOCK_SIZE = 256
 QUANTIZATIONS = (None, "fp8", "deepseek_v4_fp8", "dsv4_rocm_dequantized")  # the last: what the host makes of fp8
+MAX_DRAFT_TOKENS = 7  # with the token before them, the 8 neighbours that share one read of the keys
 SAFETENSORS_FORMATS = ("auto", "safetensors")
 
 
@@ -109,12 +110,44 @@ def _check_features(config: Any) -> Iterator[str]:
 
 
 def _check_speculation(config: Any) -> Iterator[str]:
-    if config.speculative_config is not None:
-        method = config.speculative_config.method
+    speculative = config.speculative_config
+    if speculative is None:
+        return
+    flag, method = "--speculative-config", speculative.method
+    if method != "mtp":
+        yield f"{flag} method={method} is not available; use mtp, or leave {flag} out"
+        return
+    if arch.current() is arch.SM120:
+        yield f"{flag} is not available on {arch.SM120.name} ({', '.join(arch.SM120.products)}); leave it out"
+    if speculative.num_speculative_tokens > MAX_DRAFT_TOKENS:
         yield (
-            f"--speculative-config method={method} is not available yet: this version serves no drafts (mtp, dspark, "
-            "ngram); leave --speculative-config out"
+            f"{flag} num_speculative_tokens must be at most {MAX_DRAFT_TOKENS} (a step verifies up to "
+            f"{MAX_DRAFT_TOKENS + 1} tokens of a request), got {speculative.num_speculative_tokens}"
         )
+    try:
+        spec = ModelSpec.from_config(config.model_config.hf_config)
+    except ValueError:  # the check of the checkpoint reports it
+        return
+    yield from _check_draft(config, spec, method)
+
+
+def _check_draft(config: Any, spec: ModelSpec, method: str) -> Iterator[str]:
+    model, flag = config.model_config.model, "--speculative-config"
+    if spec.dspark is not None:
+        yield (
+            f"{model}: config.json has dspark_block_size, so its draft modules are DSpark's, which {flag} "
+            f"method={method} cannot load; use method=dspark"
+        )
+        return
+    if spec.num_draft_layers == 0:
+        yield f"{model}: config.json has no draft layers (num_nextn_predict_layers is 0); leave {flag} out"
+        return
+    if not Path(model).is_dir() or config.load_config.load_format not in SAFETENSORS_FORMATS:
+        return
+    try:
+        verify_draft(model, spec)
+    except (ValueError, OSError) as error:
+        yield str(error)
 
 
 def _check_kv_transfer(config: Any) -> Iterator[str]:

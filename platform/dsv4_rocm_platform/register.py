@@ -20,7 +20,10 @@ CLASSES = {
     Vendor.NVIDIA: "dsv4_rocm_platform.cuda.Dsv4CudaPlatform",
     Vendor.HOST: "dsv4_rocm_platform.host.Dsv4HostPlatform",
 }
-MODELS = {"DeepseekV4ForCausalLM": "dsv4_rocm.model.causal_lm:DeepseekV4ForCausalLM"}
+MODELS = {
+    "DeepseekV4ForCausalLM": "dsv4_rocm.model.causal_lm:DeepseekV4ForCausalLM",
+    "DeepSeekV4MTPModel": "dsv4_rocm.model.mtp:DeepSeekV4MTPModel",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,22 @@
 """What a server accepts, translates and refuses, through vLLM's own configuration (F-05, F-06, F-10)."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from dsv4_rocm import arch
+from dsv4_rocm.testing.tiny_config import DEMO, config_json
+from dsv4_rocm_platform.refusals import _check_speculation
 from dsv4_rocm_platform.serve_plan import translate_attention_config
 
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 CONNECTOR_WITHOUT_HYBRID = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
 CONNECTOR_WITH_HYBRID = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
 
 # case -> (arguments, words the one error must hold)
 REFUSED = {
@@ -46,14 +53,19 @@ REFUSED = {
     "dbo": ({"enable_dbo": True}, ["--enable-dbo", "leave it out"]),
     "no-hybrid-manager": ({"disable_hybrid_kv_cache_manager": True}, ["--disable-hybrid-kv-cache-manager"]),
     "connector": ({"kv_transfer_config": CONNECTOR_WITHOUT_HYBRID}, ["LMCacheConnectorV1", "hybrid KV cache manager"]),
-    "speculation-dspark": (
-        {"speculative_config": {"method": "dspark", "num_speculative_tokens": 3}},
-        ["--speculative-config method=dspark", "not available yet"],
+    "speculation-ngram": (
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+        ["--speculative-config method=ngram", "use mtp"],
     ),
-    "speculation-mtp": (
-        {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
-        ["--speculative-config method=mtp", "not available yet"],
+    "speculation-too-deep": (
+        {"speculative_config": {"method": "mtp", "num_speculative_tokens": 8}},
+        ["num_speculative_tokens must be at most 7", "got 8"],
     ),
+    "speculation-mtp-of-dspark": (MTP, ["dspark_block_size", "method=mtp", "use method=dspark"]),
+    "speculation-without-layers": (MTP, ["config.json has no draft layers", "leave --speculative-config out"]),
+    "speculation-without-weights": (MTP, ["model.safetensors.index.json has no draft weights", "mtp.*"]),
+    "speculation-unknown-tensor": (MTP, ["no part of DeepSeek-V4 is called mtp.0.mystery.weight"]),
+    "speculation-missing-tensor": (MTP, ["lacks mtp.0.e_proj.weight", "download it again"]),
     "skip-layers": ({"kv_cache_dtype_skip_layers": ["0"]}, ["--kv-cache-dtype-skip-layers", "leave it out"]),
     "fast-prefill": ({"kv_sharing_fast_prefill": True}, ["--kv-sharing-fast-prefill", "leave it out"]),
     "two-at-once": (
@@ -87,6 +99,8 @@ ACCEPTED = {
     "ep-on-one-rank": ({"enable_expert_parallel": True}, {"rows": "fp8"}),
     "connector-with-hybrid": ({"kv_transfer_config": CONNECTOR_WITH_HYBRID}, {"rows": "fp8"}),
     "dummy-weights": ({"load_format": "dummy"}, {"rows": "fp8"}),
+    "mtp-1": (MTP, {"rows": "fp8"}),
+    "mtp-3": ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}, {"rows": "fp8"}),
     "think-max": ({"max_model_len": 393216}, {"notes": []}),
 }
 
@@ -98,10 +112,43 @@ def make_it_llama(values):
     values["max_position_embeddings"] = 8192
 
 
+def spoil_drafts(checkpoint, spoil):
+    """Checkpoints whose draft modules are of another kind, or incomplete."""
+    dspark = {"dspark_block_size": 5, "dspark_noise_token_id": 7, "dspark_target_layer_ids": [3, 4, 5]}
+    dspark |= {"dspark_markov_rank": 64, "num_nextn_predict_layers": 1}
+
+    def no_layers(values):
+        values.pop("num_nextn_predict_layers")
+        values["compress_ratios"] = values["compress_ratios"][: values["num_hidden_layers"]]
+
+    def change(name, edit):
+        weights = "model.safetensors", "model.safetensors.index.json"
+        target = spoil(name, without=(*weights, *SHARDS))
+        tensors = {key: tensor for shard in SHARDS for key, tensor in load_file(checkpoint / shard).items()}
+        tensors = {key: tensor.contiguous() for key, tensor in edit(tensors).items()}
+        save_file(tensors, target / weights[0])
+        (target / weights[1]).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, weights[0])}))
+        return target
+
+    return {
+        "speculation-mtp-of-dspark": spoil("block-drafts", config=lambda values: values.update(dspark)),
+        "speculation-without-layers": spoil("no-layers", config=no_layers),
+        "speculation-without-weights": change(
+            "no-drafts", lambda tensors: {k: t for k, t in tensors.items() if not k.startswith("mtp.")}
+        ),
+        "speculation-unknown-tensor": change(
+            "unknown-draft", lambda tensors: tensors | {"mtp.0.mystery.weight": torch.zeros(4)}
+        ),
+        "speculation-missing-tensor": change(
+            "missing-draft", lambda tensors: {k: t for k, t in tensors.items() if k != "mtp.0.e_proj.weight"}
+        ),
+    }
+
+
 @pytest.fixture(scope="session")
 def directories(checkpoint, spoil):
     """The spoilt checkpoints, each with one fault."""
-    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    first, second = SHARDS
     made = {
         "no-compress-ratios": spoil("no-compress-ratios", config=lambda values: values.pop("compress_ratios")),
         "no-tokenizer": spoil("no-tokenizer", without=("tokenizer.json", "tokenizer_config.json")),
@@ -114,6 +161,7 @@ def directories(checkpoint, spoil):
     made |= dict.fromkeys(("fp32-oracle", "fp32-weights-fp8-rows", "quantization-int8", "quantization-of-plain"), plain)
     made["think-max"] = spoil("long", config=lambda values: values.update(max_position_embeddings=1 << 20))
     made["another-model"] = spoil("another-model", config=make_it_llama)
+    made |= spoil_drafts(checkpoint, spoil)
     shard = (checkpoint / second).read_bytes()
     (made["truncated-shard"] / second).write_bytes(shard[: len(shard) // 2])
     extra = {"layers.0.attn.mystery.weight": torch.zeros(4)}
@@ -138,6 +186,18 @@ def test_refused_with_one_clear_error(outcomes, case):
     assert outcome["is_value_error"]
     missing = [word for word in words if word not in outcome["error"]]
     assert not missing, outcome["error"]
+
+
+def test_drafts_on_sm120_are_refused_by_name():
+    speculative = SimpleNamespace(method="mtp", num_speculative_tokens=1)
+    load = SimpleNamespace(load_format="dummy")
+    model = SimpleNamespace(model="tiny", hf_config=config_json(DEMO))
+    config = SimpleNamespace(speculative_config=speculative, model_config=model, load_config=load)
+    with arch.override("sm120"):
+        (problem,) = _check_speculation(config)
+    assert problem == "--speculative-config is not available on sm120 (RTX PRO 6000); leave it out"
+    with arch.override("sm90"):
+        assert list(_check_speculation(config)) == []
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
