@@ -2,7 +2,8 @@
 
 The subprocess is `python -m dsv4_rocm.testing.engine SCENARIO RESULT`, both JSON files. A scenario is {"engine":
 keyword arguments of vllm.LLM, "steps": [step, ...]}; a step is {"name", "prompts": token ids, "max_tokens",
-"prompt_logprobs": bool, "preempt_at": engine steps after which all running requests are preempted}.
+"prompt_logprobs": bool, "preempt_at": engine steps after which all running requests are preempted, "record_drafts":
+bool}.
 """
 
 import importlib.metadata
@@ -13,6 +14,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from dsv4_rocm.testing.draft_recorder import recorded_drafts
 
 TOP_LOGPROBS = 5
 ENVIRONMENT = {
@@ -25,14 +30,25 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """vLLM's own count of drafts: tokens drafted, tokens accepted, and accepted by position within a draft."""
+
+    tokens: int
+    accepted: int
+    accepted_by_position: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRun:
-    """What an engine answered, and what it logged."""
+    """What an engine answered, and what it logged; `draft_calls` by step are those of `recorded_drafts`."""
 
     requests: dict[str, list[dict[str, Any]]]
     platform: str
     vllm: str
     preemptions: int
     log: str
+    drafts: Drafts
+    draft_calls: dict[str, list[dict[str, Any]]]
 
 
 def run_engine(directory: Path, name: str, scenario: dict[str, Any], env: dict[str, str] | None = None) -> EngineRun:
@@ -50,7 +66,15 @@ def run_engine(directory: Path, name: str, scenario: dict[str, Any], env: dict[s
     if done.returncode != 0:
         raise RuntimeError(f"engine {name} failed:\n{log[-4000:]}")
     result = json.loads(target.read_text())
-    return EngineRun(result["requests"], result["platform"], result["vllm"], result["preemptions"], log)
+    drafts = Drafts(*result["drafts"][:2], tuple(result["drafts"][2]))
+    calls = torch.load(_calls_file(target)) if _calls_file(target).exists() else {}
+    return EngineRun(
+        result["requests"], result["platform"], result["vllm"], result["preemptions"], log, drafts, calls
+    )
+
+
+def _calls_file(target: Path) -> Path:
+    return target.with_suffix(".drafts.pt")
 
 
 def engine_arguments(checkpoint: Path, **changed: Any) -> dict[str, Any]:
@@ -69,19 +93,33 @@ def engine_arguments(checkpoint: Path, **changed: Any) -> dict[str, Any]:
     return common | changed
 
 
-def _run(scenario: dict[str, Any]) -> dict[str, Any]:
+def _run(scenario: dict[str, Any], calls_file: Path) -> dict[str, Any]:
     """Run all steps in one engine, in order, and collect their requests."""
     from vllm import LLM
     from vllm.platforms import current_platform
 
     llm = LLM(**scenario["engine"])
-    results = {step["name"]: _run_step(llm, step) for step in scenario["steps"]}
-    preemptions = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"]
+    results, calls = {}, {}
+    for step in scenario["steps"]:
+        if step.get("record_drafts"):
+            with recorded_drafts() as calls[step["name"]]:
+                results[step["name"]] = _run_step(llm, step)
+        else:
+            results[step["name"]] = _run_step(llm, step)
+    if calls:
+        torch.save(calls, calls_file)
+    metrics = {metric.name.removeprefix("vllm:"): metric for metric in llm.get_metrics()}
+
+    def value(name: str, part: str = "value", default: Any = 0) -> Any:
+        return getattr(metrics[name], part) if name in metrics else default
+
+    counts = [value(f"spec_decode_num_{part}_tokens") for part in ("draft", "accepted")]
     return {
         "requests": results,
         "platform": type(current_platform).__qualname__,
         "vllm": importlib.metadata.version("vllm"),
-        "preemptions": sum(preemptions),
+        "preemptions": value("num_preemptions"),
+        "drafts": [*counts, value("spec_decode_num_accepted_tokens_per_pos", "values", [])],
     }
 
 
@@ -126,10 +164,8 @@ def main(source: Path, target: Path) -> None:
     """Entry of the subprocess."""
     scenario = json.loads(source.read_text())
     if scenario.get("no_amx"):  # as on a CPU without AMX, whatever this one has
-        import torch
-
         torch.cpu._is_amx_tile_supported = lambda: False
-    target.write_text(json.dumps(_run(scenario)))
+    target.write_text(json.dumps(_run(scenario, _calls_file(target))))
 
 
 if __name__ == "__main__":
