@@ -68,9 +68,7 @@ def run_engine(directory: Path, name: str, scenario: dict[str, Any], env: dict[s
     result = json.loads(target.read_text())
     drafts = Drafts(*result["drafts"][:2], tuple(result["drafts"][2]))
     calls = torch.load(_calls_file(target)) if _calls_file(target).exists() else {}
-    return EngineRun(
-        result["requests"], result["platform"], result["vllm"], result["preemptions"], log, drafts, calls
-    )
+    return EngineRun(result["requests"], result["platform"], result["vllm"], result["preemptions"], log, drafts, calls)
 
 
 def _calls_file(target: Path) -> Path:
