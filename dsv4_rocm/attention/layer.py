@@ -10,7 +10,6 @@ from dsv4_rocm.attention.context import LayerContext
 from dsv4_rocm.attention.indexer import Indexer
 from dsv4_rocm.attention.metadata import step_metadata
 from dsv4_rocm.cache.specs import layer_caches
-from dsv4_rocm.kernels.inv_rope_quant.op import InvRopeQuant
 from dsv4_rocm.kernels.qnorm_rope_insert.op import QnormRopeInsert
 from dsv4_rocm.kernels.rotary import rotary_frequencies
 from dsv4_rocm.kernels.selection import choose
@@ -55,7 +54,6 @@ class Attention(nn.Module):
         self._sparse_attention: SparseAttention = choose(
             "sparse_attention", context.arch, context.encodings
         ).chosen.load()
-        self._inv_rope_quant: InvRopeQuant = choose("inv_rope_quant", context.arch, context.encodings).chosen.load()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]; rows past the step's tokens are padding and come out as zero."""
@@ -79,8 +77,10 @@ class Attention(nn.Module):
         if self.indexer is not None:
             selected = self.indexer(tokens, latent, frequencies, step)
 
-        output = self._sparse_attention(query, self.attn_sink, HEAD_DIM**-0.5, batch, window, entries, selected)
-        grouped = self._inv_rope_quant(output, batch.positions, frequencies, self.num_groups)
+        output = self._sparse_attention(
+            query, self.attn_sink, HEAD_DIM**-0.5, batch, window, entries, selected, frequencies
+        )
+        grouped = output.view(-1, self.num_groups, self.num_heads // self.num_groups * HEAD_DIM)
         result: Tensor = self.wo_b(self.wo_a(grouped))
         return nn.functional.pad(result, (0, 0, 0, padding))
 

@@ -6,7 +6,13 @@ import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, CommonAttentionMetadata
 
 from dsv4_rocm.attention.metadata import GroupMetadata
-from dsv4_rocm.cache.addressing import TokenBatch, entry_slots, request_of_token, token_positions
+from dsv4_rocm.cache.addressing import (
+    TokenBatch,
+    entry_slots,
+    request_of_token,
+    token_positions,
+    uniform_tokens,
+)
 
 
 class MetadataBuilder(AttentionMetadataBuilder):
@@ -36,5 +42,10 @@ class MetadataBuilder(AttentionMetadataBuilder):
             slots.copy_(token_slots)
         else:
             slots.copy_(entry_slots(token_slots, positions, ratio, self.kv_cache_spec.block_size))
-        batch = TokenBatch(positions=positions, query_start=common.query_start_loc, request=request)
+        batch = TokenBatch(
+            positions=positions,
+            query_start=common.query_start_loc,
+            request=request,
+            tokens_per_request=uniform_tokens(common.num_reqs, count, common.max_query_len),
+        )
         return GroupMetadata(batch=batch, block_table=common.block_table_tensor, slots=slots)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from dsv4_rocm.cache.layout import CacheLayout
 
+MOST_SHARED_TOKENS = 8  # query tokens of a request that share keys: a verified token and seven drafts
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
@@ -17,11 +19,14 @@ class TokenBatch:
         positions: int64 [tokens], absolute position of each token.
         query_start: int32 [requests + 1], first token of each request; the last element is the number of tokens.
         request: int64 [tokens], request of each token.
+        tokens_per_request: on the host, the number of tokens (1 .. 8) of every request, when it is the same for all:
+            token t is then of request `t // tokens_per_request`, or padding. None says nothing.
     """
 
     positions: Tensor
     query_start: Tensor
     request: Tensor
+    tokens_per_request: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -49,6 +54,11 @@ class PagedCache:
     pages: Tensor
     block_table: Tensor
     slots: Tensor
+
+
+def uniform_tokens(requests: int, tokens: int, longest: int) -> int | None:
+    """`TokenBatch.tokens_per_request` of a batch with so many requests and tokens, its longest request this long."""
+    return longest if 1 <= longest <= MOST_SHARED_TOKENS and requests * longest == tokens else None
 
 
 def request_of_token(query_start: Tensor, num_tokens: int) -> Tensor:

@@ -64,6 +64,8 @@ class CacheLayout:
         padded_page_bytes: bytes of a page with its padding.
         order: order of the rows in a page.
         rotated: whether the stored values are the Hadamard transform of the keys; queries have to be, too.
+        foreign: rows may come from a peer that writes -0 as 0x80, which FNUZ hardware takes for a NaN: readers take it
+            for 0x00. Our writers never write it.
     """
 
     kind: CacheKind
@@ -77,6 +79,7 @@ class CacheLayout:
     padded_page_bytes: int
     order: TileOrder = TileOrder.FLAT
     rotated: bool = False
+    foreign: bool = False
 
     @property
     def rows_per_page(self) -> int:

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from dsv4_rocm.cache.addressing import PagedCache, TokenBatch, entry_slots, request_of_token, row_slots
+from dsv4_rocm.cache.addressing import (
+    PagedCache,
+    TokenBatch,
+    entry_slots,
+    request_of_token,
+    row_slots,
+    uniform_tokens,
+)
 from dsv4_rocm.cache.layout import CacheLayout
 
 POISON = 0xFF  # an fp32 NaN, an e4m3 NaN and an e8m0 NaN
@@ -46,4 +53,6 @@ def token_batch(*ranges: tuple[int, int]) -> TokenBatch:
     lengths = torch.tensor([count for _, count in ranges])
     query_start = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
     positions = torch.cat([torch.arange(first, first + count) for first, count in ranges])
-    return TokenBatch(positions, query_start, request_of_token(query_start, positions.shape[0]))
+    tokens = positions.shape[0]
+    uniform = uniform_tokens(len(ranges), tokens, max(count for _, count in ranges))
+    return TokenBatch(positions, query_start, request_of_token(query_start, tokens), uniform)

@@ -1,5 +1,6 @@
 """The metadata builder: padded batches, dummy batches, stable buffers."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,8 @@ def builder(layout) -> MetadataBuilder:
 
 def common(query_start: list[int], seq_lens: list[int], slots: list[int]) -> SimpleNamespace:
     return SimpleNamespace(
+        num_reqs=len(seq_lens),
+        max_query_len=max(end - start for start, end in pairwise(query_start)),
         query_start_loc=torch.tensor(query_start, dtype=torch.int32),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
         num_actual_tokens=len(slots),
@@ -49,6 +52,28 @@ def test_a_dummy_batch_writes_nothing(layout) -> None:
     step = builder(layout).build(0, common([0, 1, 2], [0, 0], [-1, -1]))
     assert step.slots.tolist() == [-1, -1]
     assert (step.batch.positions == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("query_start", "tokens", "expected"),
+    [
+        ([0, 1, 2, 3], 3, 1),
+        ([0, 4, 8], 8, 4),
+        ([0, 8], 8, 8),
+        ([0, 4, 4], 8, 4),  # a graph of two requests replayed with one: tokens behind the last request are padding
+        ([0, 9], 9, None),
+        ([0, 4, 6], 6, None),
+        ([0, 1, 5], 5, None),
+    ],
+    ids=["decode", "draft-verify-4", "draft-verify-8", "padded-graph", "prefill", "shorter-draft", "mixed"],
+)
+def test_tokens_per_request(query_start: list[int], tokens: int, expected: int | None) -> None:
+    step = builder(swa_layout(Encoding.FP8)).build(0, common(query_start, [64] * (len(query_start) - 1), [-1] * tokens))
+    assert step.batch.tokens_per_request == expected
+    if expected is not None:
+        requests = step.batch.request
+        live = requests < len(query_start) - 1
+        assert torch.equal(requests[live], (torch.arange(tokens) // expected)[live])
 
 
 def test_buffers_keep_their_addresses() -> None:

@@ -53,6 +53,7 @@ def test_data_offset(row: int, byte: int, flat: int, tiled: int) -> None:
     [
         ({"order": TileOrder.TILED_16X16}, "order flat against tiled-16x16"),
         ({"rotated": True}, "rotated False against True"),
+        ({"foreign": True}, "foreign False against True"),
         ({"encoding": Encoding.BF16}, "encoding fp8 against bf16"),
     ],
 )

@@ -9,7 +9,6 @@ from dsv4_rocm.cache.specs import CacheEncodings, layer_caches
 from dsv4_rocm.kernels.compress_insert.reference import compress_insert
 from dsv4_rocm.kernels.indexer_query.reference import indexer_query
 from dsv4_rocm.kernels.indexer_select.reference import indexer_select
-from dsv4_rocm.kernels.inv_rope_quant.reference import inv_rope_quant
 from dsv4_rocm.kernels.qnorm_rope_insert.reference import qnorm_rope_insert
 from dsv4_rocm.kernels.rotary import rotary_frequencies
 from dsv4_rocm.kernels.sparse_attention.reference import sparse_attention
@@ -66,8 +65,9 @@ class LayerOfOps:
             weights = indexer.linear("weights_proj", x)
             index_query = indexer_query(projected, weights, batch.positions, self.frequencies, index.layout)
             selected = indexer_select(index_query, batch, index, SPEC.index_topk)
-        out = sparse_attention(query, params["attn_sink"], 512**-0.5, batch, window, entries, selected)
-        grouped = inv_rope_quant(out, batch.positions, self.frequencies, SPEC.o_groups)
+        sink = params["attn_sink"]
+        out = sparse_attention(query, sink, 512**-0.5, batch, window, entries, selected, self.frequencies)
+        grouped = out.view(len(x), SPEC.o_groups, -1)
         down = params["wo_a.weight"].view(SPEC.o_groups, SPEC.o_lora_rank, -1)
         return params.linear("wo_b", torch.einsum("tgi,gri->tgr", grouped, down).flatten(1))
 

@@ -1,5 +1,6 @@
 """sparse_attention against dense attention in fp64, and the rows that must not count."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 
 from dsv4_rocm.cache.layout import Encoding, entries_layout, swa_layout
 from dsv4_rocm.cache.rows import read_rows, write_rows
+from dsv4_rocm.kernels.inv_rope_quant.reference import inv_rope_quant
+from dsv4_rocm.kernels.rotary import rotary_frequencies, rotate
 from dsv4_rocm.kernels.sparse_attention import reference
 from dsv4_rocm.kernels.sparse_attention.reference import sparse_attention
-from dsv4_rocm.model_spec import LayerKind
+from dsv4_rocm.model_spec import FLASH, LayerKind
 
 SCALE = 512**-0.5
 
@@ -47,7 +50,12 @@ class Scene:
     def _fill(cache, request: int, ids: torch.Tensor, generator: torch.Generator) -> None:
         write_rows(cache.layout, cache.pages, cache.rows(request, ids), torch.randn(len(ids), 512, generator=generator))
 
-    def run(self, selected: torch.Tensor | None = None, sink: torch.Tensor | None = None) -> torch.Tensor:
+    def run(
+        self,
+        selected: torch.Tensor | None = None,
+        sink: torch.Tensor | None = None,
+        frequencies: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         entries = None if self.entries is None else self.entries.at(self.batch)
         return sparse_attention(
             self.query,
@@ -57,6 +65,7 @@ class Scene:
             self.window.at(self.batch),
             entries,
             selected,
+            frequencies,
         )
 
     def expected(self, selected: torch.Tensor | None = None) -> torch.Tensor:
@@ -100,6 +109,35 @@ def test_equals_dense_attention(make_cache, make_batch, name: str) -> None:
 def test_encoded_rows_count_as_what_they_decode_to(make_cache, make_batch, encoding: Encoding) -> None:
     scene = Scene(make_cache, make_batch((300, 20)), LayerKind.C4A, encoding)
     torch.testing.assert_close(scene.run().double(), scene.expected(), rtol=1e-5, atol=2e-6)
+
+
+def test_turning_back_rounds_once(make_cache, make_batch) -> None:
+    """In fp32 it is `inv_rope_quant` of the result; in bf16 the result is not rounded before it is turned."""
+    scene, frequencies = (
+        Scene(make_cache, make_batch((300, 2)), LayerKind.C4A),
+        rotary_frequencies(FLASH, LayerKind.C4A),
+    )
+    exact = scene.run(frequencies=frequencies)
+    grouped = inv_rope_quant(scene.run(), scene.batch.positions, frequencies, num_groups=2)
+    assert torch.equal(exact.view(2, 2, 2 * 512), grouped)
+    assert torch.equal(rotate(exact, scene.batch.positions, frequencies)[..., :448], scene.run()[..., :448])
+    scene.query = scene.query.bfloat16()
+    rounded = scene.run(frequencies=frequencies)
+    scene.query = scene.query.float()
+    assert torch.equal(rounded, scene.run(frequencies=frequencies).bfloat16())
+
+
+def test_rows_of_a_foreign_writer(make_cache, make_batch) -> None:
+    """A peer's -0, byte 0x80, counts as 0."""
+    scene = Scene(make_cache, make_batch((300, 2)), LayerKind.C4A, Encoding.FP8)
+    results = []
+    for byte in (0x00, 0x80):
+        for cache in (scene.window, scene.entries):
+            cache.layout = dataclasses.replace(cache.layout, foreign=byte == 0x80)
+            rows = cache.pages[1:, : cache.layout.scale_offset].unflatten(1, (-1, cache.layout.data_bytes))
+            rows[..., :448:3] = byte
+        results.append(scene.run())
+    assert torch.equal(*results)
 
 
 def test_a_selection_is_a_set_with_gaps(make_cache, make_batch) -> None:

@@ -18,12 +18,15 @@ class SparseAttention(Protocol):
         window: PagedCache,
         entries: PagedCache | None,
         selected: Tensor | None,
+        frequencies: Tensor | None = None,
     ) -> Tensor:
         """Attend.
 
         Keys of token t: the window rows `max(0, t - 127) .. t`, and of the entries `e < floor((t + 1) / r)` all, or
         those in `selected`. A key is its own value. With `l_k = q . k * scale`:
-        `o = sum_k exp(l_k) k / (sum_k exp(l_k) + exp(sink))`. A token without any key gets zero.
+        `o = sum_k exp(l_k) k / (sum_k exp(l_k) + exp(sink))`. A token without any key gets zero. With `frequencies` the
+        last 64 channels of each head are turned back by `-position * theta`, as `inv_rope_quant` would, before the one
+        rounding to the output's dtype.
 
         Args:
             query: [tokens, heads, 512].
@@ -34,9 +37,11 @@ class SparseAttention(Protocol):
             entries: the cache of entries, None for SWA layers.
             selected: int32 [tokens, k], entry ids (a set per token; -1 anywhere is skipped, ids that are not visible
                 are ignored), None to attend to all visible entries.
+            frequencies: fp32 [32], the angles per position to turn the result back by; None leaves it as it is.
 
         Returns:
-            [tokens, heads, 512] in the dtype of `query`.
+            [tokens, heads, 512] in the dtype of `query`, contiguous: the heads of an output group are neighbours, so
+            [tokens, groups, heads / groups * 512] is a view of it.
         """
         ...
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch, row_slots
 from dsv4_rocm.cache.rows import read_rows
+from dsv4_rocm.kernels.rotary import rotate
 
 TILE_TOKENS = 128
 
@@ -17,9 +18,10 @@ def sparse_attention(
     window: PagedCache,
     entries: PagedCache | None,
     selected: Tensor | None,
+    frequencies: Tensor | None = None,
 ) -> Tensor:
-    """See `op.SparseAttention`."""
-    out = torch.zeros_like(query)
+    """See `op.SparseAttention`. Rows of a foreign writer need no care here: torch reads 0x80 as -0."""
+    out = query.new_zeros(query.shape)
     for request, start, end in batch.spans():
         for first in range(start, end, TILE_TOKENS):
             tile = slice(first, min(first + TILE_TOKENS, end))
@@ -29,7 +31,10 @@ def sparse_attention(
                 chosen = None if selected is None else selected[tile]
                 entry_keys, entry_visible = _entry_keys(entries, request, positions, chosen)
                 keys, visible = torch.cat([keys, entry_keys]), torch.cat([visible, entry_visible], 1)
-            out[tile] = attend(query[tile].float(), keys, visible, sink.float(), scale).to(query.dtype)
+            result = attend(query[tile].float(), keys, visible, sink.float(), scale)
+            if frequencies is not None:
+                result = rotate(result, positions, frequencies, inverse=True)
+            out[tile] = result.to(query.dtype)
     return out
 
 

@@ -25,8 +25,11 @@ from dsv4_rocm.kernels.triton_common import (
     require_fp8_rows,
     require_gpu,
     require_rows_of,
+    rotate_rows,
+    sin_cos,
+    turn,
 )
-from dsv4_rocm.model_spec import HEAD_DIM
+from dsv4_rocm.model_spec import HEAD_DIM, ROPE_DIM
 
 LOWEST = tl.constexpr(-1e30)
 NO_ENTRIES = 1 << 30  # tokens per entry of a layer without entries: no position closes one
@@ -60,6 +63,17 @@ def _dequantize(
     return (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
+@triton.jit
+def _turn_back(x, frequencies_ptr, position, ROPE: tl.constexpr, HEADS: tl.constexpr):
+    """Turn rotary channels [ROPE, HEADS] of one token by -position * theta."""
+    frequency = tl.load(frequencies_ptr + tl.arange(0, ROPE // 2))
+    sine, cosine = sin_cos(position.to(tl.float32) * frequency)
+    sine, cosine = sine[:, None], cosine[:, None]
+    even, odd = tl.split(tl.permute(tl.reshape(x, (ROPE // 2, 2, HEADS)), (0, 2, 1)))
+    turned = tl.join(even * cosine + odd * sine, odd * cosine - even * sine)
+    return tl.reshape(tl.permute(turned, (0, 2, 1)), (ROPE, HEADS))
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def sparse_attention_kernel(
     query_ptr,  # [tokens, heads, 512]
@@ -71,6 +85,7 @@ def sparse_attention_kernel(
     entries_ptr,  # uint8 pages of `entries_stride` bytes
     entries_table_ptr,  # int32 [requests, blocks]
     selected_ptr,  # int32 [tokens, top_k]
+    frequencies_ptr,  # fp32 [32], only to turn back
     out_ptr,  # [splits, tokens, heads, 512], contiguous
     top_ptr,  # fp32 [splits, tokens, heads], only with splits
     total_ptr,  # fp32 [splits, tokens, heads], only with splits
@@ -86,6 +101,7 @@ def sparse_attention_kernel(
     top_k,
     scale,
     DIRECT: tl.constexpr,  # one split: write the result
+    TURN: tl.constexpr,  # turn the result back
     WINDOW: tl.constexpr,
     RATIO: tl.constexpr,
     SELECTED: tl.constexpr,
@@ -224,12 +240,15 @@ def sparse_attention_kernel(
         tl.store(top_ptr + cell, top, mask=live)
         tl.store(total_ptr + cell, total, mask=live)
         live = live & (tiles > first_tile)
+    a3 = a3 * inverse[None, :]
+    if DIRECT and TURN:
+        a3 = _turn_back(a3, frequencies_ptr, position, 64, HEADS)
     o_ptr = out_ptr + cell[None, :] * 512
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     tl.store(o_ptr + tl.arange(0, 256)[:, None], (a0 * inverse[None, :]).to(dtype), mask=live[None, :])
     tl.store(o_ptr + 256 + tl.arange(0, 128)[:, None], (a1 * inverse[None, :]).to(dtype), mask=live[None, :])
     tl.store(o_ptr + 384 + tl.arange(0, 64)[:, None], (a2 * inverse[None, :]).to(dtype), mask=live[None, :])
-    tl.store(o_ptr + 448 + tl.arange(0, 64)[:, None], (a3 * inverse[None, :]).to(dtype), mask=live[None, :])
+    tl.store(o_ptr + 448 + tl.arange(0, 64)[:, None], a3.to(dtype), mask=live[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -238,9 +257,13 @@ def combine_splits_kernel(
     top_ptr,  # fp32 [splits, tokens, heads]
     total_ptr,  # fp32 [splits, tokens, heads]
     sink_ptr,  # fp32 [heads]
+    positions_ptr,  # int64 [tokens]
+    frequencies_ptr,  # fp32 [32], only to turn back
     out_ptr,  # [tokens, heads, 512], contiguous
     tokens,
     heads,
+    TURN: tl.constexpr,
+    ROPE: tl.constexpr,
     SPLITS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
@@ -265,8 +288,12 @@ def combine_splits_kernel(
         acc = acc * fade[:, None] + part * weight[:, None]
         top = above
     inverse = tl.where(total > 0, 1.0 / total, 0.0)
+    acc = acc * inverse[:, None]
+    if TURN:
+        sine, cosine = turn(frequencies_ptr, tl.load(positions_ptr + token), 512, ROPE)
+        acc = rotate_rows(acc, -sine[None, :], cosine[None, :], HEADS, 512)
     cell = token * heads + head
-    tl.store(out_ptr + cell[:, None] * 512 + channel, acc * inverse[:, None], mask=live[:, None])
+    tl.store(out_ptr + cell[:, None] * 512 + channel, acc, mask=live[:, None])
 
 
 class Partials(NamedTuple):
@@ -298,6 +325,7 @@ def sparse_attention(
     window: PagedCache,
     entries: PagedCache | None,
     selected: Tensor | None,
+    frequencies: Tensor | None = None,
     splits: int | None = None,
 ) -> Tensor:
     """See `op.SparseAttention`. fp8 rows only; queries and weights take part as bf16.
@@ -310,6 +338,7 @@ def sparse_attention(
         window: the SWA cache.
         entries: the cache of entries, None for SWA layers.
         selected: int32 [tokens, k] or None.
+        frequencies: fp32 [32] or None.
         splits: parts that the keys of a token are split into; None takes what `tuning` computes.
 
     Raises:
@@ -336,10 +365,22 @@ def sparse_attention(
         splits = tuning.splits(arch, tokens, heads, blocks, most_keys, window.layout)
     parts = partials(splits, tokens, heads, query.device) if splits > 1 else Partials(out, out, out)
     grid = (tokens, blocks, splits)
-    _attend(grid, chosen, block, query, sink, scale, batch, window, entries, selected, parts)
+    _attend(grid, chosen, block, query, sink, scale, batch, window, entries, selected, frequencies, parts)
     if splits > 1:
         combine_splits_kernel[(tokens, triton.cdiv(heads, tuning.COMBINED_HEADS))](
-            parts.output, parts.top, parts.total, sink, out, tokens, heads, SPLITS=splits, HEADS=tuning.COMBINED_HEADS
+            parts.output,
+            parts.top,
+            parts.total,
+            sink,
+            batch.positions,
+            sink if frequencies is None else frequencies,
+            out,
+            tokens,
+            heads,
+            TURN=frequencies is not None,
+            ROPE=ROPE_DIM,
+            SPLITS=splits,
+            HEADS=tuning.COMBINED_HEADS,
         )
     return out
 
@@ -355,6 +396,7 @@ def _attend(
     window: PagedCache,
     entries: PagedCache | None,
     selected: Tensor | None,
+    frequencies: Tensor | None,
     parts: Partials,
 ) -> None:
     tokens, heads, _ = query.shape
@@ -372,6 +414,7 @@ def _attend(
             other.pages,
             other.block_table,
             ids,
+            sink if frequencies is None else frequencies,
             parts.output,
             parts.top,
             parts.total,
@@ -387,6 +430,7 @@ def _attend(
             0 if selected is None else selected.shape[1],
             scale,
             DIRECT=grid[2] == 1,
+            TURN=frequencies is not None,
             WINDOW=layout.window,
             RATIO=NO_ENTRIES if entries is None else entries.layout.tokens_per_row,
             SELECTED=selected is not None,
