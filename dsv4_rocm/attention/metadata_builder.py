@@ -9,6 +9,7 @@ from dsv4_rocm.attention.metadata import GroupMetadata
 from dsv4_rocm.cache.addressing import (
     TokenBatch,
     entry_slots,
+    paged_slots,
     request_of_token,
     token_positions,
     uniform_tokens,
@@ -39,7 +40,7 @@ class MetadataBuilder(AttentionMetadataBuilder):
         ratio = self.kv_cache_spec.tokens_per_state
         token_slots = common.slot_mapping[:count]
         if ratio == 1:
-            slots.copy_(token_slots)
+            slots.copy_(paged_slots(token_slots, self.kv_cache_spec.block_size))
         else:
             slots.copy_(entry_slots(token_slots, positions, ratio, self.kv_cache_spec.block_size))
         batch = TokenBatch(

@@ -83,6 +83,11 @@ def token_positions(query_start: Tensor, seq_lens: Tensor, request: Tensor) -> T
     return position.where(request < seq_lens.shape[0], -1)
 
 
+def paged_slots(token_slots: Tensor, tokens_per_page: int) -> Tensor:
+    """Slots of tokens whose column has a page: int64 [tokens]; -1 in block 0, which stands for no page."""
+    return torch.where(token_slots >= tokens_per_page, token_slots, -1)
+
+
 def entry_slots(token_slots: Tensor, positions: Tensor, ratio: int, tokens_per_page: int) -> Tensor:
     """Slot of the entry that each token closes, -1 where it closes none.
 

@@ -151,5 +151,11 @@ def needs_gpu_and_fp8_caches(arch: GpuArch, encodings: CacheEncodings) -> str | 
     return needs_gpu_and_fp8_rows(arch, encodings) or needs_gpu_and_fp8_index(arch, encodings)
 
 
+def needs_gpu_and_byte_caches(arch: GpuArch, encodings: CacheEncodings) -> str | None:
+    """A kernel that reads or writes fp8 key rows, and index rows in fp8 or mxfp4."""
+    mxfp4 = encodings.index is Encoding.MXFP4
+    return needs_gpu_and_fp8_rows(arch, encodings) or (None if mxfp4 else needs_gpu_and_fp8_index(arch, encodings))
+
+
 def _needs_fp8(what: str, encoding: Encoding) -> str | None:
     return None if encoding is Encoding.FP8 else f"needs fp8 {what}, not {encoding.value}"

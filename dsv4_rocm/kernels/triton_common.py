@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dsv4_rocm import arch
 from dsv4_rocm.arch import Fp8Encoding, GpuArch, Vendor
-from dsv4_rocm.cache.layout import CacheLayout, Encoding, TileOrder
+from dsv4_rocm.cache.layout import CacheKind, CacheLayout, Encoding, TileOrder
+from dsv4_rocm.number_formats import FP4_AMAX_FLOOR
 
 LOG2E = tl.constexpr(1.4426950408889634)
 TWO_OVER_PI = tl.constexpr(0.6366197723675814)
@@ -20,6 +21,7 @@ TWO_OVER_PI = tl.constexpr(0.6366197723675814)
 HALF_PI_HIGH = tl.constexpr(1.57079637050628662109375)
 HALF_PI_MIDDLE = tl.constexpr(-4.37113900018624283e-8)
 HALF_PI_LOW = tl.constexpr(-1.71512449e-15)
+FP4_FLOOR = tl.constexpr(FP4_AMAX_FLOOR)
 
 
 @triton.jit
@@ -129,6 +131,57 @@ def store_index_row(
     tl.store(scale_ptr, (exponent << 23).to(tl.float32, bitcast=True))
 
 
+@triton.jit
+def hadamard_row(x, CHANNELS: tl.constexpr, STAGES: tl.constexpr, FACTOR: tl.constexpr):
+    """`number_formats.hadamard` of one fp32 row [CHANNELS = 2^STAGES], with the same sums; FACTOR is CHANNELS^-1/2.
+
+    Each stage adds and subtracts neighbours and moves the bit that told them apart to the top, so that after all of
+    them every bit is back in its place.
+    """
+    for _ in tl.static_range(STAGES):
+        even, odd = tl.split(tl.reshape(x, (CHANNELS // 2, 2)))
+        x = tl.reshape(tl.trans(tl.join(even + odd, even - odd)), (CHANNELS,))
+    return x * FACTOR
+
+
+@triton.jit
+def e2m1_codes(x):
+    """4-bit codes (int32) of fp32 values: round to nearest, ties to the even code, saturating at 6."""
+    size = tl.minimum(tl.abs(x), 6.0)
+    bits = size.to(tl.int32, bitcast=True)
+    upper = ((bits + 0x1FFFFF + (bits >> 22 & 1)) >> 22) - 252  # from 1 on: rounded to one bit of mantissa
+    # Up to 2 the step is a half, which is what 2^22 is rounded to: adding it leaves twice the value in the last bits.
+    lower = (tl.minimum(size, 2.0) + 4194304.0).to(tl.int32, bitcast=True) - 0x4A800000
+    return tl.maximum(lower, upper) | (x.to(tl.int32, bitcast=True) >> 28 & 8)
+
+
+@triton.jit
+def store_mxfp4_row(
+    page_ptr,  # uint8, one page
+    row,
+    x,  # fp32 [CHANNELS], rotated by position
+    CHANNELS: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+    FACTOR: tl.constexpr,
+    DATA_BYTES: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    SCALE_OFFSET: tl.constexpr,
+):
+    """Encode one mxfp4 index row, Hadamard transform included, as `rows.encode_rows` does and store it."""
+    groups = tl.reshape(hadamard_row(x, CHANNELS, STAGES, FACTOR), (CHANNELS // GROUP, GROUP))
+    scale = tl.maximum(tl.max(tl.abs(groups), 1), FP4_FLOOR) / 6.0
+    exponent = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23  # of the power of two above
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    # Eight codes, and the row's scales, are put together in 32 bits: the bits are disjoint, so a sum is an or.
+    codes = tl.reshape(e2m1_codes(groups * inverse[:, None]), (CHANNELS // 8, 8))
+    words = tl.sum(codes << (4 * tl.arange(0, 8))[None, :], 1)
+    data_ptr = (page_ptr + row * DATA_BYTES).to(tl.pointer_type(tl.int32))
+    tl.store(data_ptr + tl.arange(0, CHANNELS // 8), words)
+    scale_ptr = (page_ptr + SCALE_OFFSET + row * SCALE_BYTES).to(tl.pointer_type(tl.int32))
+    tl.store(scale_ptr, tl.sum(exponent << (8 * tl.arange(0, CHANNELS // GROUP)), 0))
+
+
 def require_gpu() -> GpuArch:
     """The architecture this process computes on.
 
@@ -157,6 +210,17 @@ def require_fp8_rows(op: str, layout: CacheLayout) -> None:
             f"{op}: the Triton kernel takes flat, unrotated fp8 rows, got {layout.order.value} {layout.encoding.value} "
             f"{layout.kind.value} rows; use --kv-cache-dtype fp8 or the reference implementation"
         )
+
+
+def require_byte_rows(op: str, layout: CacheLayout) -> None:
+    """Refuse entries that the writers of byte-encoded rows do not write.
+
+    Raises:
+        ValueError: the rows are neither flat fp8 rows nor rotated mxfp4 index rows.
+    """
+    if layout.encoding is Encoding.MXFP4 and layout.kind is CacheKind.INDEX and layout.order is TileOrder.FLAT:
+        return
+    require_fp8_rows(op, layout)
 
 
 def require_rows_of(op: str, **tensors: Tensor) -> None:

@@ -7,6 +7,7 @@ from dsv4_rocm.cache.addressing import (
     PagedCache,
     TokenBatch,
     entry_slots,
+    paged_slots,
     request_of_token,
     row_slots,
     uniform_tokens,
@@ -41,7 +42,14 @@ class Cache:
         slots = row_slots(self.table, batch.request, batch.positions, page)
         if self.layout.tokens_per_row > 1:
             slots = entry_slots(slots, batch.positions, self.layout.tokens_per_row, page)
+        else:
+            slots = paged_slots(slots, page)
         return PagedCache(self.layout, self.pages, self.table, slots)
+
+    def keep(self, request: int, columns: set[int]) -> None:
+        """Leave a request pages in some columns alone; the others become block 0."""
+        kept = torch.tensor([column in columns for column in range(self.table.shape[1])])
+        self.table[request] = torch.where(kept, self.table[request], 0)
 
     def rows(self, request: int, ids: Tensor) -> Tensor:
         """Slots of some rows (positions or entry ids) of a request."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from dsv4_rocm.cache.addressing import entry_slots, request_of_token, row_slots, token_positions
+from dsv4_rocm.cache.addressing import entry_slots, paged_slots, request_of_token, row_slots, token_positions
 
 
 def test_invalid_requests_and_entries_have_no_slot() -> None:
@@ -46,3 +46,7 @@ def test_only_the_closing_token_has_an_entry_slot() -> None:
 
 def test_padding_has_no_entry_slot() -> None:
     assert entry_slots(torch.tensor([-1, -1]), torch.tensor([3, -1]), 4, 256).tolist() == [-1, -1]
+
+
+def test_a_column_without_a_page_has_no_slots() -> None:
+    assert paged_slots(torch.tensor([-1, 0, 3, 4, 9]), 4).tolist() == [-1, -1, -1, 4, 9]

@@ -5,7 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsv4_rocm.cache.layout import Encoding, entries_layout, index_layout, state_layout
+from dsv4_rocm.cache.layout import BLOCK_TOKENS, Encoding, entries_layout, index_layout, state_layout
+from dsv4_rocm.cache.retention import Retention
 from dsv4_rocm.cache.rows import read_rows
 from dsv4_rocm.kernels.compress_insert.reference import compress_insert
 from dsv4_rocm.kernels.rotary import rotary_frequencies, rotate
@@ -128,3 +129,113 @@ def test_requests_of_one_batch_do_not_mix(make_cache, make_batch) -> None:
         ids = torch.arange(stream.values.shape[0] // 4)
         got = read_rows(first.entries, entries.pages, entries.rows(request, ids))
         torch.testing.assert_close(got.double(), stream.expected(), rtol=1e-5, atol=1e-5)
+
+
+class Life:
+    """One request whose state pages come and go as the memory manager's rule says; pages that are gone hold NaN."""
+
+    def __init__(self, stream: Stream, make_cache, make_batch, drafts: int) -> None:
+        self.stream, self.make_batch, self.drafts = stream, make_batch, drafts
+        self.tokens = stream.values.shape[0]
+        self.state = make_cache(state_layout(stream.kind, Encoding.FP32, stream.index), tokens=self.tokens + 16)
+        self.entries = make_cache(stream.entries, tokens=self.tokens + 256)
+        self.blocks = self.state.table.clone()
+        self.rule = Retention.of(self.state.layout, 1 + drafts)
+        self.position, self.columns, self.covered = 0, set(), 0
+
+    def step(self, count: int, accepted: int | None = None) -> None:
+        """Compute `count` tokens; with drafts, all behind the first `1 + accepted` are wrong and will be run again."""
+        first, end = self.position, self.position + count
+        self._pages(end)
+        part, batch = slice(first, end), self.make_batch((first, count))
+        values, gates = self.stream.values[part].clone(), self.stream.gates[part].clone()
+        right = count if accepted is None else 1 + accepted
+        values[right:], gates[right:] = 1e3, -1e3
+        compress_insert(
+            values,
+            gates,
+            self.stream.ape,
+            self.stream.norm,
+            EPS,
+            self.stream.frequencies,
+            batch,
+            self.state.at(batch),
+            self.entries.at(batch),
+        )
+        self.position = first + right
+
+    def preempt(self, boundary: int) -> None:
+        """Lose all pages but those that a hit at a boundary of 256 tokens finds, and go on from there."""
+        self.position = min(boundary, self.position // BLOCK_TOKENS) * BLOCK_TOKENS
+        page, hit = self.rule.page, self.position // self.rule.page
+        self.columns = {column for column in range(hit) if (column + 1) * page > self.rule.first_read(self.position)}
+        self.covered = hit
+        self._poison()
+
+    def _pages(self, end: int) -> None:
+        """Columns of the chunk that ends at `end`, after those are freed that nobody reads again."""
+        page, needed = self.rule.page, -(-(end + self.drafts) // self.rule.page)
+        # A column that may be hit stays readable after it is freed: its page lies in the prefix cache.
+        kept = self.rule.retained_from(self.position)
+        self.columns = {c for c in self.columns if (c + 1) * page > kept or self.rule.needs_page(c, 1 << 30, True)}
+        fresh = {column for column in range(self.covered, needed) if self.rule.needs_page(column, end, True)}
+        self.columns |= fresh
+        self.covered = max(self.covered, needed)
+        self._poison()
+
+    def _poison(self) -> None:
+        self.state.table = self.blocks.clone()
+        gone = [c for c in range(self.blocks.shape[1]) if c not in self.columns]
+        self.state.pages[self.blocks[0, gone].long()] = 0xFF
+        self.state.keep(0, self.columns)
+
+    def outcome(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """State rows that the next step may read, and all entries."""
+        rows = torch.arange(self.rule.first_read(self.position), self.position)
+        ids = torch.arange(self.position // self.stream.kind.ratio)
+        return (
+            read_rows(self.state.layout, self.state.pages, self.state.rows(0, rows)),
+            read_rows(self.entries.layout, self.entries.pages, self.entries.rows(0, ids)),
+        )
+
+
+SERIAL: dict[str, Life] = {}
+
+
+def serial(name: str, make_cache, make_batch, tokens: int) -> Life:
+    """The request computed in one chunk, once per kind of cache."""
+    if name not in SERIAL:
+        SERIAL[name] = Life(Stream(name, tokens), make_cache, make_batch, 0)
+        SERIAL[name].step(tokens)
+    return SERIAL[name]
+
+
+@given(st.data(), st.sampled_from(["index", "c128a"]), st.integers(0, 3))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_life_of_a_request_gives_the_serial_result(make_cache, make_batch, data, name: str, drafts: int) -> None:
+    """Chunks, preemptions with prefix hits, drafts of which any number is accepted: only retained pages are read."""
+    tokens = 700
+    expected = serial(name, make_cache, make_batch, tokens)
+    life = Life(expected.stream, make_cache, make_batch, drafts)
+    preemptions = data.draw(st.integers(0, 2))
+    while life.position < tokens:
+        left = tokens - life.position
+        if drafts and left > drafts and data.draw(st.booleans()):
+            for _ in range(min(data.draw(st.integers(1, 12)), left // (1 + drafts))):
+                life.step(1 + drafts, data.draw(st.integers(0, drafts)))
+        else:
+            life.step(min(left, data.draw(st.sampled_from([1, 3, 64, 127, 128, 129, 256, 300]))))
+        if preemptions and life.position > BLOCK_TOKENS and data.draw(st.booleans()):
+            preemptions -= 1
+            life.preempt(data.draw(st.integers(0, 2)))
+    for got, wanted in zip(life.outcome(), expected.outcome(), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_too_little_retention_is_noticed(make_cache, make_batch) -> None:
+    """Nineteen tokens are taken back although pages are kept for none: rows that the next step reads are gone."""
+    life = Life(Stream("index", 40), make_cache, make_batch, 0)
+    life.step(8)
+    life.step(20, accepted=0)
+    life.step(7)
+    assert life.outcome()[1].isnan().any()

@@ -27,18 +27,22 @@ def compress_insert(
     if closing.numel() == 0:
         return
     ends = batch.positions[closing]
-    pooled = _pool(state, batch.request[closing], ends, ratio)  # [closing, w]
+    pooled = _pool(rows, closing, batch, state, ratio)  # [closing, w]
     normed = pooled * torch.rsqrt(pooled.square().mean(-1, keepdim=True) + norm_eps) * norm_weight.float()
     rotated = rotate(normed, ends - ratio + 1, frequencies)
     write_rows(entries.layout, entries.pages, entries.slots[closing], rotated)
 
 
-def _pool(state: PagedCache, request: Tensor, ends: Tensor, ratio: int) -> Tensor:
-    """Softmax-weighted sum of the state rows of the groups that end at `ends`: -> fp32 [closing, w]."""
-    rows = 2 * ratio if ratio == 4 else ratio
-    position = ends[:, None] + torch.arange(1 - rows, 1, device=ends.device)  # [closing, rows]
-    slot = row_slots(state.block_table, request[:, None], position, state.layout.rows_per_page)
-    row = read_rows(state.layout, state.pages, slot.clamp_min(0))
+def _pool(rows: Tensor, closing: Tensor, batch: TokenBatch, state: PagedCache, ratio: int) -> Tensor:
+    """Softmax-weighted sum of the rows of the groups that the tokens `closing` end: -> fp32 [closing, w]."""
+    count = 2 * ratio if ratio == 4 else ratio
+    back = torch.arange(1 - count, 1, device=closing.device)
+    token, position = closing[:, None] + back, batch.positions[closing, None] + back  # [closing, count]
+    request = batch.request[closing, None]
+    stored = (token < batch.query_start[request]) & (position >= 0)
+    slot = row_slots(state.block_table, request, position, state.layout.rows_per_page).where(stored, 0)
+    stored_row = read_rows(state.layout, state.pages, slot)
+    row = torch.where(stored[..., None], stored_row, rows[token.clamp_min(0)])
     value, gate = row.chunk(2, -1)
     if ratio == 4:
         width = value.shape[-1] // 2

@@ -38,11 +38,15 @@ def check(name: str, built: list) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHES)
-@pytest.mark.parametrize("kind", ["c4a", "c128a", "index"])
+@pytest.mark.parametrize("kind", ["c4a", "c128a", "index", "mxfp4"])
 def test_compress_insert(build, make_cache, make_batch, kind: str, name: str) -> None:
     layer = LayerKind.C128A if kind == "c128a" else LayerKind.C4A
-    index = kind == "index"
-    layout = index_layout(Encoding.FP8) if index else entries_layout(layer, Encoding.FP8)
+    index = kind in ("index", "mxfp4")
+    layout = (
+        index_layout(Encoding.MXFP4 if kind == "mxfp4" else Encoding.FP8)
+        if index
+        else entries_layout(layer, Encoding.FP8)
+    )
     batch = make_batch((0, 16))
     state, entries = make_cache(state_layout(layer, Encoding.FP8, index), tokens=16), make_cache(layout, tokens=16)
     width = layer.overlap * layout.channels
