@@ -1,4 +1,4 @@
-"""Launch settings of the inv_rope_quant kernel: 16 bytes of bf16 a lane. Computed; no time was measured."""
+"""Launch settings of the inv_rope_quant kernel: 16 bytes of results a lane. Computed; no time was measured."""
 
-HEADS_PER_PROGRAM = 4
+HEADS_PER_PROGRAM = 8
 NUM_WARPS = 4
