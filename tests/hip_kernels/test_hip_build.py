@@ -112,3 +112,25 @@ def test_every_shipped_object_is_from_these_sources():
     assert {path.relative_to(manifest.FOLDER).as_posix() for path in manifest.FOLDER.glob("*/*.co")} == {
         f"{arch}/{name}.co" for name, arch in wanted
     }
+
+
+def _variants_to_build():
+    """All of them; the first of each op always, the others where there is time."""
+    seen = set()
+    for variant in variants.VARIANTS:
+        slow = [pytest.mark.slow] if variant.op in seen else []
+        seen.add(variant.op)
+        yield pytest.param(variant, marks=slow, id=variant.name)
+
+
+@pytest.mark.parametrize("variant", _variants_to_build())
+def test_shipped_is_built(zig, variant):
+    """The pinned compiler makes the very bytes that are shipped."""
+    entries = manifest.read()
+    for arch in compiler.ARCHES:
+        entry = entries[variant.name, arch]
+        if entry.compiler != zig.version:
+            pytest.skip(f"{entry.name} was built with {entry.compiler}, here is {zig.version}")
+        rebuilt, data = build.build_object(variant, arch, zig)
+        assert data == entry.path().read_bytes()
+        assert rebuilt == entry

@@ -5,9 +5,10 @@
 
 #define DSV4_DEVICE static inline __attribute__((device, always_inline))
 #define DSV4_MEMBER inline __attribute__((device, always_inline))
-// `waves` a SIMD must fit: 512 / waves registers of a lane are the compiler's to use.
-#define DSV4_KERNEL(threads, waves) \
-  extern "C" __attribute__((global, launch_bounds(threads, waves))) void
+// `waves` a SIMD must hold: a lane then has at most 512 / waves registers.
+#define DSV4_KERNEL(threads, waves)                                                                             \
+  extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves))) \
+  void
 #define DSV4_SHARED static __attribute__((shared))
 
 namespace dsv4 {
