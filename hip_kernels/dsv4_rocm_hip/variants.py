@@ -29,4 +29,4 @@ class Variant:
         return ROOT / "csrc" / self.op / f"{self.op}.hip"
 
 
-VARIANTS = (Variant("topk", "topk"),)
+VARIANTS = (Variant("sparse_attention", "sparse_attention"), Variant("topk", "topk"))
