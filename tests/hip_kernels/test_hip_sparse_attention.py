@@ -10,7 +10,6 @@ import torch
 
 from dsv4_rocm import arch
 from dsv4_rocm.cache.layout import Encoding, swa_layout
-from dsv4_rocm.kernels.sparse_attention import hip_binding
 from dsv4_rocm.kernels.sparse_attention.hip_binding import plan, sparse_attention
 from dsv4_rocm.kernels.sparse_attention.reference import sparse_attention as reference
 from dsv4_rocm.model_spec import LayerKind
@@ -211,14 +210,26 @@ def test_what_is_not_supported_is_refused(gpu, sparse_cache, make_batch, spoil, 
     assert gpu.launches == []
 
 
-@pytest.mark.parametrize(("tokens", "splits", "ratio"), [(1, 5, 2.5), (8, 2, 1.6), (64, 1, 1.2), (4096, 1, 1.0)])
-def test_splits_fill_the_chip_within_their_bytes(tokens: int, splits: int, ratio: float) -> None:
-    """Flash TP1, 640 keys; the second read of a key counts as a hit in L1, another workgroup's of a query in L2."""
+@pytest.mark.parametrize(
+    ("heads", "tokens", "splits", "ratio"),
+    [
+        (64, 1, 4, 2.5),
+        (64, 8, 1, 1.6),
+        (64, 64, 1, 1.2),
+        (64, 4096, 1, 1.0),
+        (8, 1, 6, 2.5),
+        (8, 8, 6, 1.6),
+        (8, 64, 3, 1.2),
+    ],
+)
+def test_splits_fill_the_chip_within_their_bytes(heads: int, tokens: int, splits: int, ratio: float) -> None:
+    """Flash TP1 and TP8, 640 keys; the second read of a key counts as a hit in L1."""
     row = swa_layout(Encoding.FP8)
-    chosen = plan(arch.GFX942, tokens, 64, 1, True, 640, row)
-    assert chosen == hip_binding.Plan(64, 1, 1, splits)
-    needed = 640 * row.row_bytes + 2 * 2 * 64 * 512
-    moved = needed + (splits > 1) * splits * 2 * (2 * 64 * 512 + 64 * 8)
+    chosen = plan(arch.GFX942, tokens, heads, 1, True, 640, row)
+    assert chosen.splits == splits
+    query = 2 * heads * 512
+    needed = 640 * row.row_bytes + 2 * query
+    moved = needed + (splits - 1) * query + (splits > 1) * splits * 2 * (query + 8 * heads)
     assert moved / needed <= ratio
 
 

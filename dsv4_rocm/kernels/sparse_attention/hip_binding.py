@@ -80,8 +80,8 @@ def plan(
     Selected entries are a set of each token: a common set would have to be made first, and rows that see a part of it
     waste matrix work; their workgroups are neighbours, so that keys in common come from L2.
 
-    As many splits as fill the chip, as long as the bf16 partial results (written and read once) stay within
-    1.5 / sqrt(tokens) of the bytes that must move.
+    As many splits as fill the chip, as long as what they add (the query read again by each, bf16 partial results
+    written and read once) stays within 1.5 / sqrt(tokens) of the bytes that must move.
 
     Args:
         gpu: for its compute units.
@@ -102,7 +102,7 @@ def plan(
     head_blocks = 1 if group > 1 else -(-heads // rows)
     result = 2 * group * heads * HEAD_DIM  # bytes of a group's queries, of its result, and of a split's
     needed = most_keys * row.row_bytes + 2 * result
-    affordable = int(SPLIT_BYTES * tokens**-0.5 * needed / (2 * result))
+    affordable = int((SPLIT_BYTES * tokens**-0.5 * needed + result) / (3 * result))
     fill = (gpu.compute_units or 1) // (tokens // group * head_blocks)
     splits = max(1, min(affordable, fill, most_keys // (FEWEST_TILES * TILE_KEYS)))
     return Plan(rows, group, head_blocks, splits)
