@@ -2,7 +2,7 @@
 STAMP := .venv/.ready
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: setup demo test test-slow lint bench docs
+.PHONY: setup demo test test-slow lint bench docs hip
 
 
 setup: $(STAMP)
@@ -32,3 +32,8 @@ bench: $(STAMP)
 # Files that are written from cache/layout.py; a test holds that they are up to date.
 docs: $(STAMP)
 	.venv/bin/python -m dsv4_rocm.cache.generated
+
+# The HIP code objects that are shipped; a test holds that they are up to date. With hipcc: COMPILER=hipcc.
+COMPILER := ziglang
+hip: $(STAMP)
+	.venv/bin/python -m dsv4_rocm_hip.build --compiler $(COMPILER)

@@ -91,6 +91,7 @@ def pack(
 ) -> bytes:
     """Fill a kernel's argument block from tensors, arrays, numbers and raw bytes in signature order.
 
+    A struct with pointers is a function: it gets a function from a tensor to its address and returns the raw bytes.
     `uninitialised` holds the ids of tensors whose contents count as undefined until they are written.
     """
     visible = [a for a in info.arguments if not a.hidden]
@@ -107,6 +108,10 @@ def pack(
             raw = buffers.address(value, id(value) in uninitialised).to_bytes(8, "little")
         elif isinstance(value, bytes):
             raw = value
+        elif callable(value):
+            raw = value(buffers.address)
+            if len(raw) != argument.size:
+                raise EmulationError(f"{info.name} takes a struct of {argument.size} bytes, got {len(raw)}")
         else:
             raw = pack_scalar(value, argument.size, kinds[position] if position < len(kinds) else "")
         out[argument.offset : argument.offset + argument.size] = raw[: argument.size].ljust(argument.size, b"\0")

@@ -63,6 +63,8 @@ class Device:
             from dsv4_rocm.testing.cdna.triton_driver import active
 
             self._stack.enter_context(active(self))
+        _entered.append(self)
+        self._stack.callback(_entered.pop)
         return self
 
     def __exit__(
@@ -135,6 +137,14 @@ class Device:
         buffers.write_back()
         self.launches.append((info.name, self.stats))
         return self.stats
+
+
+_entered: list[Device] = []
+
+
+def entered() -> Device | None:
+    """The innermost device that is entered."""
+    return _entered[-1] if _entered else None
 
 
 def device(

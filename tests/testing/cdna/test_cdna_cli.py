@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsv4_rocm.testing.cdna.__main__ import main
-from dsv4_rocm.testing.cdna.hip_compile import compile_hip
+from dsv4_rocm_hip.compiler import compile_hip
 
 pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements.txt")
 pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements.txt")
@@ -17,7 +17,7 @@ SOURCES = Path(__file__).parent / "hip_sources"
 @pytest.fixture(scope="module")
 def code_object(tmp_path_factory):
     path = tmp_path_factory.mktemp("co") / "tiles.co"
-    path.write_bytes(compile_hip(SOURCES / "tiles.hip", "gfx942", SOURCES / "include"))
+    path.write_bytes(compile_hip(SOURCES / "tiles.hip", "gfx942", include=[SOURCES / "include"]))
     return path
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from dsv4_rocm.testing import cdna
-from dsv4_rocm.testing.cdna.hip_compile import compile_hip
+from dsv4_rocm_hip.compiler import compile_hip
 
 SOURCES = Path(__file__).parent / "hip_sources"
 ROWS, ROW = 64, 584  # rows of a page, bytes of a row
@@ -197,7 +197,7 @@ def hip_code():
     def build(arch, split):
         if (arch, split) not in built:
             defines = ["HT=4", f"QK8={split}"]
-            built[arch, split] = compile_hip(SOURCES / "sparse_decode.hip", arch, SOURCES / "include", defines)
+            built[arch, split] = compile_hip(SOURCES / "sparse_decode.hip", arch, defines, [SOURCES / "include"])
         return built[arch, split]
 
     return build

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsv4_rocm.testing import cdna
-from dsv4_rocm.testing.cdna.hip_compile import compile_hip
+from dsv4_rocm_hip.compiler import compile_hip
 
 pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements.txt")
 pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements.txt")
@@ -16,7 +16,7 @@ FP8 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 
 @pytest.fixture(scope="module")
 def tiles():
-    return {arch: compile_hip(SOURCES / "tiles.hip", arch, SOURCES / "include") for arch in FP8}
+    return {arch: compile_hip(SOURCES / "tiles.hip", arch, include=[SOURCES / "include"]) for arch in FP8}
 
 
 def test_fp8_tile(gfx_arch, tiles):
