@@ -32,7 +32,7 @@ bench: $(STAMP)
 # On a machine with a GPU, in an environment that has its torch and Triton: PYTHON=python3 make bench-gpu
 PYTHON ?= python3
 bench-gpu:
-	$(PYTHON) -m dsv4_rocm.testing.bench.gpu
+	PYTHONPATH=.:platform:hip_kernels $(PYTHON) -m dsv4_rocm.testing.bench.gpu
 
 # Files that are written from cache/layout.py; a test holds that they are up to date.
 docs: $(STAMP)

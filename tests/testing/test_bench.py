@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from dsv4_rocm.kernels.selection import OPS
+from dsv4_rocm.testing.bench import facts
 from dsv4_rocm.testing.bench.cases import CASES, measure
 from dsv4_rocm.testing.bench.records import Record, render
 
@@ -34,12 +35,39 @@ def test_a_case_is_measured(arch: str) -> None:
         assert kernel.code_bytes > 0
         assert kernel.vgpr_spills == kernel.sgpr_spills == kernel.scratch_bytes == 0
     assert max(kernel.valu_cycles for kernel in kernels) > 1000
-    # 128 rows of 4 KiB are read once; the rest is the token's own row, the entry and the norm.
+    # 128 rows of 4 KiB are read once, the token's own is read and stored; the rest is the entry and the norm.
     assert total.kernel is None
-    assert total.bytes_minimum == 128 * 4096
+    assert total.bytes_minimum == (128 + 2) * 4096
     assert total.bytes_minimum <= total.bytes_moved <= 1.1 * total.bytes_minimum
     console = Console(width=260, record=True)
     console.print(render([*kernels, total]))
     text = console.export_text()
     assert all(kernel.kernel in text for kernel in kernels)
     assert str(total.bytes_moved) in text
+
+
+def test_facts_replace_the_tables_of_a_page(tmp_path) -> None:
+    page = tmp_path / "facts.md"
+    page.write_text(f"# Facts\n{facts.START}\nold\n{facts.END}\nend\n")
+    layer = "c4a-decode-b1"
+    parts = "hc_attn: torch 146, attn: our ops 11"
+    records = [
+        Record(
+            op="decoder_layer",
+            impl="served",
+            arch="gfx942",
+            case=layer,
+            how="counted",
+            launches_per_layer=157,
+            remark=parts,
+        )
+    ]
+    facts.update(page, records)
+    text = page.read_text()
+    assert text.startswith("# Facts\n")
+    assert text.endswith("\nend\n")
+    assert "old" not in text
+    assert f"| gfx942 | {layer} | 157 | 11 |" in text
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="must have the lines"):
+        facts.update(page, [])

@@ -10,12 +10,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from dsv4_rocm.testing.bench import budgets, issue_cycles, traffic
+from dsv4_rocm.testing.bench import budgets, facts, issue_cycles, traffic
 from dsv4_rocm.testing.bench.cases import ARCHES, CASES, compile_case, measure, serving
 from dsv4_rocm.testing.bench.recorder import AMD
 from dsv4_rocm.testing.bench.records import Record, render
@@ -39,8 +39,9 @@ def layer_records(name: str) -> list[Record]:
     records = []
     for kind, parts in json.loads(done.stdout).items():
         remark = ", ".join(f"{part} {count}" for part, count in parts.items())
-        fields = {"op": "decoder_layer", "impl": "served", "arch": name, "case": f"{kind}-decode-b1", "how": "counted"}
-        records.append(Record(**fields, launches_per_layer=sum(parts.values()), remark=remark))
+        case, launched = f"{kind}-decode-b1", sum(parts.values())
+        record = Record(op="decoder_layer", impl="served", arch=name, case=case, how="counted")
+        records.append(replace(record, launches_per_layer=launched, remark=remark))
     return records
 
 
@@ -77,6 +78,7 @@ def main() -> None:
         action="store_true",
         help="compile every shipped configuration and print budgets for it, instead of measuring (half an hour)",
     )
+    parser.add_argument("--facts", type=Path, help="a page whose tables are replaced, docs/measured-facts.md")
     arguments = parser.parse_args()
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns unless this is chosen
     console = Console(width=230)
@@ -87,6 +89,8 @@ def main() -> None:
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps([asdict(record) for record in records], indent=1) + "\n")
     console.print(render(records))
+    if arguments.facts:
+        facts.update(arguments.facts, records)
     console.print(f"{len(records)} records in {arguments.json}")
 
 

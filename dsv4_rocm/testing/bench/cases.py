@@ -67,7 +67,8 @@ def _compressors() -> list[Case]:
     for kind, index in ((LayerKind.C4A, False), (LayerKind.C128A, False), (LayerKind.C4A, True)):
         group = "index" if index else kind.name.lower()
         width = INDEX_HEAD_DIM if index else HEAD_DIM
-        least = kind.overlap * kind.ratio * width * 2 * 4
+        own = 2 * kind.overlap * width * 4  # the token's projections, read and stored
+        least = kind.overlap * kind.ratio * width * 2 * 4 + 2 * own
         name = f"flash-{group}-decode-b1-closing"
         found.append(Case("compress_insert", name, group, partial(compress, kind, index), bytes_minimum=least))
     return found

@@ -89,7 +89,7 @@ def _target(name: str) -> Any:
 
     target = GPUTarget("cuda", int(name.removeprefix("sm")), 32)
 
-    class Target(DriverBase):  # type: ignore[misc]
+    class Target(DriverBase):
         def __init__(self) -> None: ...
 
         @classmethod

@@ -7,11 +7,10 @@ from typing import Any
 
 from dsv4_rocm import arch
 from dsv4_rocm.arch import GpuArch
-from dsv4_rocm.cache.specs import SERVED
-from dsv4_rocm.kernels.selection import implementations
 from dsv4_rocm.model_spec import LayerKind
 from dsv4_rocm.testing.bench import upstream
 from dsv4_rocm.testing.bench.arguments import FLASH_TP1, Arguments, Rank, attention
+from dsv4_rocm.testing.bench.cases import serving
 from dsv4_rocm.testing.bench.main_loop import main_loop
 from dsv4_rocm.testing.bench.recorder import Launched, launches
 from dsv4_rocm.testing.bench.records import Record, counts, resources
@@ -85,14 +84,12 @@ def measure(run: Run, impl: str, name: str, rank: Rank = FLASH_TP1, remark: str 
 
 def ours(name: str) -> list[Record]:
     """S1 of every GPU implementation that serves the architecture."""
-    facts = arch.get(name)
-    serving = [one for one in implementations("sparse_attention") if one.name != "reference"]
-    serving = [one for one in serving if one.refuses(facts, SERVED) is None]
-    records = []
-    for implementation in serving:
-        function = implementation.load()
-        records.append(measure(lambda arguments, call=function: call(**arguments), implementation.name, name))
-    return records
+    found = serving("sparse_attention", name)
+    return [measure(partial(_with_names, one.load()), one.name, name) for one in found]
+
+
+def _with_names(function: Callable[..., Any], arguments: Arguments) -> Any:
+    return function(**arguments)
 
 
 def baseline(name: str) -> list[Record]:

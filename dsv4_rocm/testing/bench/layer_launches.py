@@ -100,7 +100,7 @@ class _Torch(TorchDispatchMode):
     """Counts torch operations that compute or copy, by the module that asks for them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.parts: Counter[str] = Counter()
         self.module = ["layer"]
 
@@ -146,7 +146,7 @@ class _Stubs:
                 plain = isinstance(module.quant_method, UnquantizedLinearMethod)
                 module.forward = partial(self.linear, "linear" if plain else "fp8 linear", part, module.weight.shape[0])
             elif isinstance(module, Fp32OutputLinear):
-                module.forward = partial(self.fp32_linear, part, module.weight.shape[0])
+                module.forward = partial(self.fp32_linear, part, module.weight.shape[0])  # type: ignore[method-assign]
             elif isinstance(module, RMSNorm):
                 module.forward = partial(self.norm, part)
         layer.ffn.experts.fused = partial(self.experts, layer.ffn.shared_experts)
@@ -180,7 +180,8 @@ class _Stubs:
 
     def experts(self, shared: nn.Module, hidden_states: Tensor, **_: Any) -> Tensor:
         self.add("ffn: vLLM fused experts", LIBRARY["fused experts"])
-        return hidden_states + shared(hidden_states)
+        out: Tensor = shared(hidden_states)
+        return hidden_states + out
 
 
 def count_layer(layer: nn.Module, kind: LayerKind, costs: dict[str, int], config: Any, hidden: int) -> dict[str, int]:

@@ -138,4 +138,4 @@ def launches(name: str, function: Callable[..., Any], *, run: bool = True, on: G
         stack.enter_context(arch.override(on or name))
         recorder = stack.enter_context(Recorder(name, run=run))
         function()
-    return recorder.launched  # type: ignore[no-any-return]
+    return recorder.launched

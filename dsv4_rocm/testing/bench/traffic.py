@@ -38,7 +38,7 @@ SCALED = (Scaled(1, 256, 304), Scaled(3, 160, 8))
 def minimum(arguments: Arguments) -> int:
     """Keys of every token once, its query, its result."""
     tokens, heads, _ = arguments["query"].shape
-    return tokens * (_keys(arguments) * _row_bytes(arguments) + 2 * heads * HEAD_DIM * VALUE)
+    return int(tokens * (_keys(arguments) * _row_bytes(arguments) + 2 * heads * HEAD_DIM * VALUE))
 
 
 def planned(arguments: Arguments, found: list[Launched]) -> int:
@@ -53,7 +53,7 @@ def planned(arguments: Arguments, found: list[Launched]) -> int:
     keys = readers * blocks * _keys(arguments) * _row_bytes(arguments) + ids
     values = tokens * heads * HEAD_DIM * VALUE
     partial_results = tokens * heads * (HEAD_DIM * VALUE + SOFTMAX_STATE) * splits if splits > 1 else 0
-    return keys + splits * values + 2 * partial_results + values
+    return int(keys + splits * values + 2 * partial_results + values)
 
 
 def _keys(arguments: Arguments) -> int:

@@ -95,7 +95,7 @@ def contestants(case: GpuCase, arguments: Arguments, name: str) -> list[Contesta
     if case.op == "sparse_attention" and arguments["query"].shape[1] in flashmla.HEADS:
         rival = flashmla.load()
         if rival is not None:
-            found.append(Contestant("FlashMLA", lambda **given: flashmla.prepare(given)(rival)))
+            found.append(Contestant("FlashMLA", flashmla.SparseDecode(rival)))
     return found
 
 
@@ -103,7 +103,8 @@ def accuracies(case: GpuCase, name: str, device: torch.device | str) -> Iterator
     """Results of one case against fp64."""
     arguments = case.build()
     for one in contestants(case, arguments, name):
-        given = {key: value for key, value in arguments.items() if one.name != "FlashMLA" or key != "frequencies"}
+        turned = not isinstance(one.call, flashmla.SparseDecode)  # it does not turn its result back
+        given = {key: value for key, value in arguments.items() if turned or key != "frequencies"}
         yield from check(case.op, one.name, case.name, one.call, given, device)
 
 
@@ -114,8 +115,8 @@ def timings(case: GpuCase, name: str, device: torch.device | str, timer: Timer) 
     sets = [moved(arguments, device) for _ in range(copies(least))]
     for one in contestants(case, arguments, name):
         calls: list[Callable[[], Any]] = [partial(one.call, **given) for given in sets]
-        if one.name == "FlashMLA":  # its index lists are the step's, not the layer's
-            calls = [partial(flashmla.prepare(given), flashmla.load()) for given in sets]
+        if isinstance(one.call, flashmla.SparseDecode):  # its index lists are the step's, not the layer's
+            calls = [one.call.prepared(given) for given in sets]
         yield time_function((case.op, one.name, case.name), calls, least, device, timer)
 
 

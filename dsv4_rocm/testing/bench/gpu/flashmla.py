@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,8 +33,26 @@ def load() -> Callable[..., Any] | None:
     return operation
 
 
+@dataclass(frozen=True, slots=True)
+class SparseDecode:
+    """FlashMLA's operation as an implementation of our op.
+
+    Attributes:
+        operation: from `load`.
+    """
+
+    operation: Callable[..., Any]
+
+    def __call__(self, **arguments: Any) -> Tensor:
+        return self.prepared(arguments)()
+
+    def prepared(self, arguments: Arguments) -> Callable[[], Tensor]:
+        """A call on arguments of our op whose index lists are made already."""
+        return partial(prepare(arguments), self.operation)
+
+
 def prepare(arguments: Arguments) -> Callable[[Callable[..., Any]], Tensor]:
-    """A call of the operation on arguments of our op, indices made beforehand.
+    """A call of an operation like FlashMLA's on arguments of our op, index lists made beforehand.
 
     Every token is a request of one query; the window is the cache, the entries are the extra cache. Indices count rows
     over all blocks. The library plans its work on the first call and hands the plan back for the next ones.
