@@ -2,7 +2,7 @@
 STAMP := .venv/.ready
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: setup demo test test-slow lint bench docs hip
+.PHONY: setup demo test test-slow lint bench bench-gpu docs hip
 
 
 setup: $(STAMP)
@@ -28,6 +28,11 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	.venv/bin/python -m dsv4_rocm.testing.bench
+
+# On a machine with a GPU, in an environment that has its torch and Triton: PYTHON=python3 make bench-gpu
+PYTHON ?= python3
+bench-gpu:
+	PYTHONPATH=.:platform:hip_kernels $(PYTHON) -m dsv4_rocm.testing.bench.gpu
 
 # Files that are written from cache/layout.py; a test holds that they are up to date.
 docs: $(STAMP)

@@ -65,11 +65,12 @@ def settings(arch: GpuArch, block: int) -> Settings:
 def splits(arch: GpuArch, tokens: int, heads: int, blocks: int, most_keys: int, row: CacheLayout) -> int:
     """Into how many parts the keys of a token are split.
 
-    As many as it takes to fill the chip, as long as the bf16 partial results (written and read once) stay within
-    2 / sqrt(tokens) of the bytes that must move: 6 for one token of 64 heads and 640 keys, 2 for 8, 1 from 16 on.
+    As many as it takes to fill the chip, as long as what splits add (the query read again by each, bf16 partial results
+    written and read once) stays within 2 / sqrt(tokens) of the bytes that must move: 5 for one token of 64 heads and
+    640 keys, 2 for 8, 1 from 16 on.
     """
-    partial = 2 * 2 * heads * HEAD_DIM
-    needed = most_keys * row.row_bytes + 2 * 2 * heads * HEAD_DIM
-    affordable = int(2 * tokens**-0.5 * needed / partial)
+    query = 2 * heads * HEAD_DIM  # bytes; a result or partial result has as many
+    needed = most_keys * row.row_bytes + 2 * query
+    affordable = int((2 * tokens**-0.5 * needed + query) / (3 * query))
     fill = (arch.compute_units or 128) // (tokens * blocks)
     return max(1, min(affordable, fill, most_keys // MIN_SPLIT_KEYS))

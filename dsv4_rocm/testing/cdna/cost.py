@@ -120,6 +120,7 @@ class Stats:
         self.lds_bytes = self.memory_bytes = self.scratch_bytes = 0
         self.lds_clocks = 0.0  # of a CU, conflict-free
         self.conflict_clocks = 0.0  # estimated extra, from the first execution of each LDS instruction of the program
+        self.moved_bytes = self.requested_bytes = 0  # only where a device follows traffic
         self.seconds = 0.0
         self.launches = 0
 

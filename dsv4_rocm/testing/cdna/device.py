@@ -45,6 +45,7 @@ class Device:
         schedule: str = "lockstep",
         max_steps: int = executor.MAX_STEPS,
         triton: bool = True,
+        traffic: bool = False,
     ) -> None:
         if arch not in program.ARCHES:
             raise ValueError(f"arch must be one of {', '.join(program.ARCHES)}, got {arch!r}")
@@ -56,6 +57,7 @@ class Device:
         self.last: executor.Launch | None = None
         self._undefined: dict[int, Any] = {}
         self._with_triton = triton
+        self.traffic = traffic
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Device:
@@ -130,7 +132,7 @@ class Device:
         kernarg = pack(info, args, buffers, grid, block, kinds, frozenset(self._undefined))
         self._undefined.clear()
         launch = executor.Launch(
-            code, arena, grid, block, kernarg, lds_bytes, self.checks, self.schedule, self.max_steps
+            code, arena, grid, block, kernarg, lds_bytes, self.checks, self.schedule, self.max_steps, self.traffic
         )
         self.last = launch
         self.stats = executor.run(launch)

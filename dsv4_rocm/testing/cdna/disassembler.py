@@ -79,4 +79,5 @@ def disassemble(code: bytes, label: str, arch: str) -> str:
         if place in targets:
             out.append(f"L{place:x}:")
         out.append("\t" + text)
+    out.append(f"; codeLenInByte = {at}")  # as compilers note it
     return "\n".join(out) + "\n"

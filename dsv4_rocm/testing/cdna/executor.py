@@ -18,6 +18,7 @@ from dsv4_rocm.testing.cdna.formats import M64, U8
 from dsv4_rocm.testing.cdna.memory import Arena
 from dsv4_rocm.testing.cdna.operands import EXEC, SCC
 from dsv4_rocm.testing.cdna.program import LDS_LIMIT, Block, Program
+from dsv4_rocm.testing.cdna.traffic import Traffic
 from dsv4_rocm.testing.cdna.waves import S_BASE, Group
 from dsv4_rocm.testing.cdna.workgroup import Workgroup
 
@@ -38,6 +39,7 @@ class Launch:
     checks: Checks
     schedule: str = "lockstep"
     max_steps: int = MAX_STEPS
+    traffic: bool = False
     counts: list[int] = field(default_factory=list)
 
 
@@ -85,6 +87,7 @@ class Executor:
         kernarg = launch.arena.add(len(data), data)
         wg = Workgroup(self.program.registers, self.waves, launch.arena, launch.lds_bytes, scratch, launch.checks)
         wg.conflicts = self.program.conflicts
+        wg.traffic = traffic = Traffic(len(launch.arena.data)) if launch.traffic else None
         first = True
         with np.errstate(all="ignore"):
             for z in range(launch.grid[2]):
@@ -95,12 +98,16 @@ class Executor:
                         first = False
                         self.place = f"workgroup ({x}, {y}, {z})"
                         self._workgroup(wg, (x, y, z), kernarg)
+                        if traffic:
+                            traffic.end_workgroup()
         counts = [0] * len(self.program.instructions)
         for begin, count in self.block_counts.items():
             for index in range(begin, self.program.blocks[begin].stop):
                 counts[index] += count
         launch.counts = counts
         stats.add(self.program.costs, counts, self.program.conflicts)
+        if traffic:
+            stats.moved_bytes, stats.requested_bytes = traffic.moved, traffic.requested
         stats.seconds, stats.launches = time.perf_counter() - start, 1
         return stats
 

@@ -13,6 +13,7 @@ from dsv4_rocm.testing.cdna.lds import Lds
 from dsv4_rocm.testing.cdna.memory import Arena
 from dsv4_rocm.testing.cdna.races import GlobalRaces
 from dsv4_rocm.testing.cdna.scratch import Scratch
+from dsv4_rocm.testing.cdna.traffic import Traffic
 from dsv4_rocm.testing.cdna.waves import Group, Rows
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Workgroup:
         self.undefined = np.zeros_like(self.values) if checks.uninitialised else None
         self.lane_ids = np.arange(64 * waves)
         self.conflicts: dict[int, float] = {}
+        self.traffic: Traffic | None = None
         self._rows: dict[tuple[int, int], Rows] = {}
         self._poison: dict[tuple[int, int], Rows] = {}
         self.reset()
@@ -89,6 +91,8 @@ class Workgroup:
     def global_access(self, kind: str, ins: Instruction, offset: Array, nbytes: int, lanes: Array) -> None:
         if self.globals is not None:
             self.globals.note(kind, ins, offset, nbytes, lanes)
+        if self.traffic is not None:
+            self.traffic.note(kind, offset, nbytes, lanes)
 
     def barrier(self) -> None:
         """All waves have arrived: an interval between barriers ends."""
