@@ -29,6 +29,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	.venv/bin/python -m dsv4_rocm.testing.bench
 
-# Files that are written from cache/layout.py; a test holds that they are up to date.
+# Files that are written from cache/layout.py and recipes/*.yaml; a test holds that they are up to date.
 docs: $(STAMP)
 	.venv/bin/python -m dsv4_rocm.cache.generated
+	.venv/bin/python -m dsv4_rocm.recipes.documents
