@@ -1,4 +1,4 @@
-"""The `dsv4-rocm` command: tiny checkpoints, the demo, the doctor, the memory plan."""
+"""The `dsv4-rocm` command: tiny checkpoints, the demo, the doctor, the memory plan, recipes."""
 
 import signal
 import sys
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from dsv4_rocm.recipes.app import app as recipes_app
 from dsv4_rocm.testing.tiny_config import DEMO, ORACLE, TinyConfig, WeightFormat
 
 # torch and vLLM take seconds to import: the commands that need them import them themselves.
@@ -20,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(recipes_app, name="recipes")
 PRESETS = {"demo": DEMO, "oracle": ORACLE}
 
 

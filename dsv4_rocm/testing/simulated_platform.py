@@ -9,9 +9,16 @@ from typing import Any, NoReturn
 from dsv4_rocm import arch
 from dsv4_rocm.arch import GpuArch, Vendor
 
-SIMULATED = ("gfx942", "gfx950", "sm90", "sm100")
+SIMULATED = ("gfx942", "gfx950", "sm90", "sm100", "sm103", "sm120")
 DEVICE_COUNT = 8
-MEMORY_BYTES = {"gfx942": 256 << 30, "gfx950": 288 << 30, "sm90": 141 << 30, "sm100": 180 << 30}
+MEMORY_BYTES = {
+    "gfx942": 256 << 30,
+    "gfx950": 288 << 30,
+    "sm90": 141 << 30,
+    "sm100": 180 << 30,
+    "sm103": 270 << 30,
+    "sm120": 94 << 30,
+}
 _PCI_DEVICE = {"gfx942": "0x74a5", "gfx950": "0x75a3"}  # MI325X, MI355X
 
 
@@ -122,6 +129,10 @@ def _cuda_class() -> type:
         @classmethod
         def get_device_name(cls, device_id: int = 0) -> str:
             return f"simulated {arch.current().products[0]}"
+
+        @classmethod
+        def device_count(cls) -> int:
+            return DEVICE_COUNT
 
         @classmethod
         def get_device_total_memory(cls, device_id: int = 0) -> int:
