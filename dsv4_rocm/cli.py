@@ -116,7 +116,8 @@ def plan(
     util: Annotated[float, typer.Option("--util", "--gpu-memory-utilization", help="Share of the memory.")] = 0.9,
     async_scheduling: Annotated[bool, typer.Option(help="Two batches in flight, vLLM's default.")] = True,
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No graphs.")] = False,
-    state_pages: Annotated[Literal["dense", "gapped"], typer.Option(help="How state is charged.")] = "dense",
+    num_speculative_tokens: Annotated[int, typer.Option(help="Drafts of a step.")] = 0,
+    state_pages: Annotated[Literal["dense", "gapped"], typer.Option(help="dense: as vLLM's own windows.")] = "gapped",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a report.")] = False,
 ) -> None:
     """Say whether a serve command fits into memory, for how many requests, and what limits it. Exit status 1 if not."""
@@ -144,6 +145,7 @@ def plan(
             util=util,
             async_scheduling=async_scheduling,
             eager=enforce_eager,
+            num_speculative_tokens=num_speculative_tokens,
             state_pages=StatePages(state_pages),
         )
         made = make_plan(request)

@@ -19,6 +19,8 @@ WINDOW = ((0, 32), (0, 34))  # supported: first <= version < second
 SYMBOLS = {
     "vllm.platforms.interface": ("Platform", "PlatformEnum"),
     "vllm.v1.kv_cache_interface": ("MLAAttentionSpec", "SlidingWindowMLASpec", "KVCacheSpec"),
+    "vllm.v1.core.single_type_kv_cache_manager": ("SlidingWindowManager",),
+    "vllm.v1.kv_cache_spec_registry": ("KVCacheSpecRegistry",),
     "vllm.v1.kv_cache_layout": ("KVCacheLayout",),
     "vllm.v1.attention.backend": ("AttentionBackend", "AttentionMetadataBuilder", "CommonAttentionMetadata"),
     "vllm.distributed.kv_transfer.kv_connector.factory": ("KVConnectorFactory",),

@@ -13,6 +13,8 @@ from dsv4_rocm.attention.metadata import GroupMetadata
 from dsv4_rocm.attention.metadata_builder import MetadataBuilder
 from dsv4_rocm.cache.addressing import PagedCache
 from dsv4_rocm.cache.layout import CacheLayout
+from dsv4_rocm.cache.managers import require_registered
+from dsv4_rocm.cache.retention import InFlight
 from dsv4_rocm.cache.specs import as_draft, to_vllm
 
 
@@ -38,6 +40,17 @@ class Dsv4Backend(AttentionBackend):
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
         return (KVCacheLayout.BLHNC,)
+
+
+def in_flight(vllm_config: Any) -> InFlight:
+    """What a server of this configuration may have in flight."""
+    batches = vllm_config.max_concurrent_batches
+    return InFlight(
+        batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        batches=batches,
+        rollback_tokens=1 + vllm_config.num_speculative_tokens * batches,
+        early=vllm_config.kv_transfer_config is None,
+    )
 
 
 class CacheModule(nn.Module, AttentionLayerBase):
@@ -66,7 +79,8 @@ class CacheModule(nn.Module, AttentionLayerBase):
         self.kv_cache = kv_cache.as_strided(shape, strides, kv_cache.storage_offset())
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-        spec = to_vllm(self.layout)
+        spec = to_vllm(self.layout, in_flight(vllm_config))
+        require_registered(spec)
         return as_draft(spec) if self.of_draft else spec
 
     def get_attn_backend(self) -> type[AttentionBackend]:

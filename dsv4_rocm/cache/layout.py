@@ -46,6 +46,9 @@ class CacheKind(Enum):
     INDEX_STATE = "index state"
 
 
+STATE_KINDS = (CacheKind.C4A_STATE, CacheKind.C128A_STATE, CacheKind.INDEX_STATE)
+
+
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
     """The bytes of one cache. `require_same` refuses to bind a writer and a reader that differ.

@@ -6,7 +6,8 @@ import torch
 
 from dsv4_rocm.cache.gpu_memory import GPUS, GpuModel, Parallelism
 from dsv4_rocm.cache.planner import Request
-from dsv4_rocm.cache.pool import InFlight, StatePages
+from dsv4_rocm.cache.pool import StatePages
+from dsv4_rocm.cache.retention import InFlight
 from dsv4_rocm.cache.specs import index_encoding, row_encoding
 from dsv4_rocm.model_spec import FLASH, PRO, ModelSpec
 
@@ -29,7 +30,8 @@ def read_flags(
     util: float = 0.9,
     async_scheduling: bool = True,
     eager: bool = False,
-    state_pages: StatePages = StatePages.DENSE,
+    num_speculative_tokens: int = 0,
+    state_pages: StatePages = StatePages.GAPPED,
 ) -> Request:
     """Read flags, with vLLM's defaults where one is left out.
 
@@ -49,7 +51,8 @@ def read_flags(
         util: `--gpu-memory-utilization`.
         async_scheduling: vLLM's default is on; it doubles the tokens in flight.
         eager: `--enforce-eager`.
-        state_pages: how compressor state is charged.
+        num_speculative_tokens: drafts of a step, of `--speculative-config`.
+        state_pages: how windows and states are charged.
 
     Raises:
         ValueError: naming the flag, the value and what to type.
@@ -57,6 +60,9 @@ def read_flags(
     product = _gpu(gpu)
     rows = row_encoding(kv_cache_dtype, torch.bfloat16)
     spec = _spec(model)
+    if num_speculative_tokens < 0:
+        raise ValueError(f"--num-speculative-tokens must be at least 0, got {num_speculative_tokens}")
+    batches = 2 if async_scheduling else 1
     batched = product.default_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
     return Request(
         label=model,
@@ -65,7 +71,7 @@ def read_flags(
         split=_split(gpus, tensor, data, expert),
         max_model_len=spec.max_position if max_model_len is None else max_model_len,
         max_num_seqs=max_num_seqs,
-        in_flight=InFlight(batched, 2 if async_scheduling else 1),
+        in_flight=InFlight(batched, batches, 1 + num_speculative_tokens * batches),
         rows=rows,
         index=index_encoding(indexer_kv_dtype, rows),
         kv_memory_bytes=kv_cache_memory_bytes,

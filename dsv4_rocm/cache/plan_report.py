@@ -1,10 +1,12 @@
 """A memory plan as text: what `dsv4-rocm plan` prints."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dsv4_rocm.cache.gpu_memory import GIB
 from dsv4_rocm.cache.planner import LENGTHS, Plan, changes, sequence_bytes, v32_style_bytes
-from dsv4_rocm.cache.pool import InFlight, StatePages
+from dsv4_rocm.cache.pool import StatePages
+from dsv4_rocm.cache.retention import InFlight
 from dsv4_rocm.model_spec import LayerKind
 
 _MAX_HELP = 4
@@ -34,7 +36,7 @@ def one_line(plan: Plan) -> str:
     usual = request.gpu.default_batched_tokens
     if request.in_flight.batched_tokens == usual:
         return line
-    other = InFlight(usual, request.in_flight.batches, request.in_flight.rollback_tokens)
+    other = replace(request.in_flight, batched_tokens=usual)
     blocks = pool.request_blocks(length, other, request.state_pages)
     fit = plan.blocks / blocks
     return f"{line}; at vLLM's default --max-num-batched-tokens {usual} it would be {blocks:,} and {fit:,.1f}"
@@ -50,7 +52,7 @@ def _head(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"--tp {split.tensor} --dp {split.data}{' --ep' if split.expert else ''}, {request.rows.value} key rows, "
-        f"{request.index.value} index rows, {request.state_pages.value} state pages"
+        f"{request.index.value} index rows"
     )
 
 
@@ -100,22 +102,22 @@ def _request(plan: Plan) -> Iterator[str]:
     rows, v32 = sequence_bytes(request.caches, length), v32_style_bytes(len(request.spec.layers), length)
     yield f"  rows only            {rows / GIB:.3f} GiB without state (a bf16 cache in V3.2's style: {v32 / GIB:.3f})"
     yield f"  fixed in decode      {plan.fixed_bytes / GIB:.3f} GiB of windows and states"
-    yield f"  window charge        {plan.charge('window') / GIB:.3f} GiB with {_flight(request.in_flight)}"
-    gapped = plan.charge("state", StatePages.GAPPED) / GIB
-    beside = "" if request.state_pages is StatePages.GAPPED else f" ({gapped:.3f} with gapped state pages)"
-    yield f"  state charge         {plan.charge('state') / GIB:.3f} GiB with {_flight(request.in_flight)}{beside}"
+    for role in ("window", "state"):
+        charge, dense = (plan.charge(role, pages) / GIB for pages in (None, StatePages.DENSE))
+        beside = f" ({dense:.3f} with vLLM's own windows)" if request.state_pages is StatePages.GAPPED else ""
+        yield f"  {role + ' charge':20} {charge:.3f} GiB with {_flight(request.in_flight)}{beside}"
     yield f"  in all               {plan.request_blocks(length) * plan.pool.block_bytes / GIB:.3f} GiB"
 
 
 def _concurrency(plan: Plan) -> Iterator[str]:
     replicas = plan.request.split.data
     over = f" over {replicas} replicas" if replicas > 1 else ""
-    yield f"requests at once{over} by --max-model-len: as vLLM charges | with gapped state pages | if all only decode"
+    yield f"requests at once{over} by --max-model-len: as charged | with vLLM's own windows | if all only decode"
     for length in LENGTHS:
         if length > plan.request.spec.max_position:
             continue
         yield (
-            f"  {length:>9,}  {plan.concurrency(length):>9,.2f} | {plan.concurrency(length, StatePages.GAPPED):>9,.2f} "
+            f"  {length:>9,}  {plan.concurrency(length):>9,.2f} | {plan.concurrency(length, StatePages.DENSE):>9,.2f} "
             f"| {plan.decoding(length):>9,.2f}"
         )
     yield f"largest context: {plan.max_context:,} tokens"

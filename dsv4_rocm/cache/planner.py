@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsv4_rocm.cache.gpu_memory import GpuModel, Parallelism, Weights, Workspace, weights_per_gpu, workspaces
-from dsv4_rocm.cache.layout import CacheLayout, Encoding
-from dsv4_rocm.cache.pool import STATE_KINDS, STEADY_DECODE, InFlight, Pool, StatePages, make_pool
+from dsv4_rocm.cache.layout import STATE_KINDS, CacheLayout, Encoding
+from dsv4_rocm.cache.pool import Pool, StatePages, make_pool
+from dsv4_rocm.cache.retention import STEADY_DECODE, InFlight
 from dsv4_rocm.cache.specs import CacheEncodings, model_caches
 from dsv4_rocm.model_spec import HEAD_DIM, INDEX_HEAD_DIM, ROPE_DIM, ModelSpec
 
@@ -31,7 +32,7 @@ class Request:
         kv_memory_bytes: `--kv-cache-memory-bytes`, or None to take what is left.
         utilization: `--gpu-memory-utilization`; without effect when `kv_memory_bytes` is given, as in vLLM.
         eager: `--enforce-eager`.
-        state_pages: how state caches are charged.
+        state_pages: how windows and states are charged.
     """
 
     label: str
@@ -46,7 +47,7 @@ class Request:
     kv_memory_bytes: int | None = None
     utilization: float = 0.9
     eager: bool = False
-    state_pages: StatePages = StatePages.DENSE
+    state_pages: StatePages = StatePages.GAPPED
 
     def __post_init__(self) -> None:
         self.split.check(self.spec)
@@ -334,7 +335,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "fixed_bytes_per_request": plan.fixed_bytes,
         "window_charge_bytes_per_request": plan.charge("window"),
         "state_charge_bytes_per_request": plan.charge("state"),
-        "state_charge_bytes_per_request_gapped": plan.charge("state", StatePages.GAPPED),
+        "window_charge_bytes_per_request_dense": plan.charge("window", StatePages.DENSE),
+        "state_charge_bytes_per_request_dense": plan.charge("state", StatePages.DENSE),
         "tokens_in_flight": request.in_flight.tokens,
         "max_model_len": request.max_model_len,
         "sequence_bytes": sequence_bytes(request.caches, request.max_model_len),
@@ -342,7 +344,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "max_context": plan.max_context,
         "concurrency_at_max_model_len": plan.concurrency(request.max_model_len),
         "concurrency": {str(length): plan.concurrency(length) for length in LENGTHS},
-        "concurrency_gapped": {str(length): plan.concurrency(length, StatePages.GAPPED) for length in LENGTHS},
+        "concurrency_dense": {str(length): plan.concurrency(length, StatePages.DENSE) for length in LENGTHS},
         "concurrency_decoding": {str(length): plan.decoding(length) for length in LENGTHS},
         "largest_byte_offset": plan.largest_offset,
         "first_block_past_32_bits": plan.first_block_past_32_bits,

@@ -5,38 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dsv4_rocm.cache.layout import BLOCK_TOKENS, CacheKind, CacheLayout
-
-STATE_KINDS = (CacheKind.C4A_STATE, CacheKind.C128A_STATE, CacheKind.INDEX_STATE)
+from dsv4_rocm.cache.layout import STATE_KINDS, CacheLayout
+from dsv4_rocm.cache.retention import InFlight, Retention
 
 
 class StatePages(Enum):
-    """Which columns of a state cache's block table get a real page while a chunk is in flight."""
+    """How windows and states are held and charged."""
 
-    DENSE = "dense"  # every column, which is what vLLM's sliding-window caches do
-    GAPPED = "gapped"  # only the columns that a later step, a prefix hit or a rollback reads
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """What may be scheduled and not yet settled.
-
-    Attributes:
-        batched_tokens: `--max-num-batched-tokens`.
-        batches: steps in flight at once: 2 with async scheduling, else 1.
-        rollback_tokens: tokens that a step may take back; 1 without drafts. Only gapped pages depend on it.
-    """
-
-    batched_tokens: int
-    batches: int = 1
-    rollback_tokens: int = 1
-
-    @property
-    def tokens(self) -> int:
-        return self.batched_tokens * self.batches
-
-
-STEADY_DECODE = InFlight(1)
+    DENSE = "dense"  # as vLLM's sliding windows: every column of all tokens in flight has a page until they are settled
+    GAPPED = "gapped"  # as our managers: state only where a later step reads it, and no page for a step that is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +52,15 @@ class CacheGroup:
         window, page = self.first.window, self.block_tokens
         if window is None:
             return -(-length // page)
+        tokens = in_flight.tokens
+        if state_pages is StatePages.GAPPED:
+            tokens = in_flight.batched_tokens * in_flight.held_batches + 2 * (in_flight.rollback_tokens - 1)
         # One more column than the tokens fill: a window may start inside a page.
-        dense = -(-min(window - 1 + in_flight.tokens, length) // page) + 1
+        filled = -(-min(window - 1 + tokens, length) // page) + 1
         if state_pages is StatePages.DENSE or self.role != "state":
-            return dense
-        return min(dense, self._gapped(window, page, in_flight))
-
-    def _gapped(self, window: int, page: int, in_flight: InFlight) -> int:
-        tail = -(-(window - 1 + 2 * in_flight.rollback_tokens) // page) + 1
-        # 128 divides 256: a prefix hit never lands inside a c128a group, so nothing is kept below boundaries for it.
-        hit = 0 if self.first.kind is CacheKind.C128A_STATE else -(-(window - 1) // page)
-        boundaries = hit * (in_flight.tokens // BLOCK_TOKENS + in_flight.batches) + (1 if hit else 0)
-        return (in_flight.batches + 1) * tail + boundaries
+            return filled
+        rule = Retention.of(self.first, in_flight.rollback_tokens)
+        return min(filled, rule.held_columns(in_flight.batched_tokens, in_flight.held_batches))
 
 
 @dataclass(frozen=True, slots=True)

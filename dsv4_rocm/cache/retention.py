@@ -1,9 +1,39 @@
-"""Which rows of compressor state somebody reads later, and so which columns of its block table need a page."""
+"""Which rows of a cache are read later: which columns of a block table need a page, and for how long."""
 
 from dataclasses import dataclass
 
 from dsv4_rocm.cache.layout import BLOCK_TOKENS, CacheLayout
 from dsv4_rocm.model_spec import LayerKind
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """What may be scheduled and not yet settled.
+
+    Attributes:
+        batched_tokens: `--max-num-batched-tokens`.
+        batches: steps in flight at once: 2 with async scheduling, else 1.
+        rollback_tokens: tokens that may be taken back, and one: 1 + drafts of a step x batches.
+        early: a page that only scheduled steps read is free for the next step: steps run one after the other. Not where
+            a KV connector reads pages beside them.
+    """
+
+    batched_tokens: int
+    batches: int = 1
+    rollback_tokens: int = 1
+    early: bool = True
+
+    @property
+    def tokens(self) -> int:
+        return self.batched_tokens * self.batches
+
+    @property
+    def held_batches(self) -> int:
+        """Steps whose pages are held at once."""
+        return 1 if self.early else self.batches
+
+
+STEADY_DECODE = InFlight(1)
 
 
 @dataclass(frozen=True, slots=True)

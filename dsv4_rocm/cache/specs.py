@@ -7,6 +7,7 @@ import torch
 
 from dsv4_rocm.cache.layout import (
     PAGE_ALIGNMENT,
+    STATE_KINDS,
     CacheLayout,
     Encoding,
     entries_layout,
@@ -14,6 +15,7 @@ from dsv4_rocm.cache.layout import (
     state_layout,
     swa_layout,
 )
+from dsv4_rocm.cache.retention import InFlight, Retention
 from dsv4_rocm.model_spec import LayerKind, ModelSpec
 
 _FP8_NAMES = ("fp8", "fp8_e4m3", "fp8_ds_mla")
@@ -91,10 +93,15 @@ def model_caches(spec: ModelSpec, encodings: CacheEncodings, prefix: str = "mode
     }
 
 
-def to_vllm(layout: CacheLayout) -> Any:
+def to_vllm(layout: CacheLayout, in_flight: InFlight | None = None) -> Any:
     """The KVCacheSpec that makes vLLM's planner allocate pages of this layout.
 
     Byte-encoded rows are declared by their size; vLLM hands back a uint8 view [blocks, 1, rows, row bytes].
+
+    Args:
+        layout: of the cache.
+        in_flight: what the server may have in flight, for specs that our managers serve; without it windows and states
+            are vLLM's own sliding windows, which hold more pages.
     """
     from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
 
@@ -108,9 +115,21 @@ def to_vllm(layout: CacheLayout) -> Any:
         "model_version": "deepseek_v4",
         "cache_dtype_str": layout.encoding.value,
     }
-    if layout.window is not None:
+    if layout.window is None:
+        return MLAAttentionSpec(tokens_per_state=layout.tokens_per_row, **common)
+    if in_flight is None:
         return SlidingWindowMLASpec(sliding_window=layout.window, **common)
-    return MLAAttentionSpec(tokens_per_state=layout.tokens_per_row, **common)
+    from dsv4_rocm.cache.managers import CompressorStateSpec, WindowSpec
+
+    common |= {
+        "sliding_window": layout.window,
+        "rollback_tokens": in_flight.rollback_tokens,
+        "batches": in_flight.batches,
+        "early": in_flight.early,
+    }
+    if layout.kind in STATE_KINDS:
+        return CompressorStateSpec(ratio=Retention.of(layout).ratio, **common)
+    return WindowSpec(**common)
 
 
 def as_draft(spec: Any) -> Any:

@@ -22,6 +22,13 @@ class Dsv4Hooks(Platform):
             super().check_and_update_config(vllm_config)
 
     @classmethod
+    def register_custom_kv_cache_specs(cls, vllm_config: Any) -> None:
+        super().register_custom_kv_cache_specs(vllm_config)
+        from dsv4_rocm.cache import managers  # vLLM is not ready for it when this module is imported
+
+        managers.register()
+
+    @classmethod
     def update_block_size_for_backend(cls, vllm_config: Any) -> None:
         with planned(vllm_config) as plan:
             if plan is None:

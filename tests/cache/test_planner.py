@@ -26,7 +26,8 @@ from dsv4_rocm.cache.planner import (
     sequence_bytes,
     v32_style_bytes,
 )
-from dsv4_rocm.cache.pool import InFlight, StatePages, make_pool
+from dsv4_rocm.cache.pool import StatePages, make_pool
+from dsv4_rocm.cache.retention import InFlight
 from dsv4_rocm.cache.specs import CacheEncodings, model_caches
 from dsv4_rocm.cli import app
 from dsv4_rocm.model_spec import FLASH, PRO, LayerKind, LayerSpec
@@ -64,12 +65,20 @@ def caches_of(name, rows):
     return model_caches(SPECS[name], encodings)
 
 
-# name, rows, tokens per batch, async scheduling, length
+FLIGHTS = [(False, MILLION), (True, MILLION), (True, 8_192), (True, 300)]
+# name, rows, tokens per batch, async scheduling, length; all with vLLM's own sliding windows, some with our specs
 CASES = [(name, "fp8", tokens, False, MILLION) for name in ("flash", "pro") for tokens in (256, 2_048, 8_192, 16_384)]
 CASES += [(name, "fp8", 8_192, True, length) for name in ("flash", "pro") for length in (*LENGTHS, 4_096, 100_001)]
 CASES += [(name, rows, 8_192, False, 131_072) for name in ("flash", "pro") for rows in ("bf16", "fp32", "mxfp4")]
 CASES += [(name, rows, 512, False, 8_192) for name in SPECS if name not in RANDOM for rows in ("fp8", "bf16")]
 CASES += [(name, "fp8", 1_000, True, 50_000) for name in RANDOM]
+CASES = [(*case, "dense", 0) for case in CASES] + [(*case, "gapped", 0) for case in CASES if case[2] != 1_000]
+CASES += [(name, "fp8", 8_192, *case, "gapped", 3) for name in ("flash", "pro") for case in FLIGHTS]
+
+
+def flight_of(tokens, is_async, drafts):
+    batches = 2 if is_async else 1
+    return InFlight(tokens, batches, 1 + drafts * batches)
 
 
 def ask_vllm(cases):
@@ -93,11 +102,12 @@ def ask_vllm(cases):
         config = EngineArgs(model=directory, **arguments).create_engine_config()
     config.cache_config.kv_cache_layout = "BLHNC"
     answers = []
-    for name, rows, tokens, is_async, length in cases:
+    for name, rows, tokens, is_async, length, pages, drafts in cases:
         config.scheduler_config.max_num_batched_tokens = tokens
         config.scheduler_config.async_scheduling = is_async
         config.model_config.max_model_len = length
-        specs = {key: to_vllm(layout) for key, layout in caches_of(name, rows).items()}
+        flight = flight_of(tokens, is_async, drafts) if pages == "gapped" else None
+        specs = {key: to_vllm(layout, flight) for key, layout in caches_of(name, rows).items()}
         (planned,) = planner.get_kv_cache_configs(config, [specs], [MEMORY.get(name, GIB)])
         groups = planned.kv_cache_groups
         block = planner._pool_bytes_per_block(config, groups)
@@ -133,9 +143,9 @@ def answers():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_equal_to_vllm(case, answers):
-    name, rows, tokens, is_async, length = case
+    name, rows, tokens, is_async, length, pages, drafts = case
     pool = make_pool(caches_of(name, rows))
-    flight = InFlight(tokens, 2 if is_async else 1)
+    flight, pages = flight_of(tokens, is_async, drafts), StatePages(pages)
     blocks = MEMORY.get(name, GIB) // pool.block_bytes
     assert answers[case] == {
         "tokens_in_flight": flight.tokens,
@@ -143,9 +153,9 @@ def test_equal_to_vllm(case, answers):
         "block_sizes": [group.block_tokens for group in pool.groups],
         "block_bytes": pool.block_bytes,
         "blocks": blocks,
-        "columns": list(pool.columns(length, flight, StatePages.DENSE)),
-        "concurrency": blocks / pool.request_blocks(length, flight, StatePages.DENSE),
-        "largest": pool.largest_length(blocks, MILLION, flight, StatePages.DENSE),
+        "columns": list(pool.columns(length, flight, pages)),
+        "concurrency": blocks / pool.request_blocks(length, flight, pages),
+        "largest": pool.largest_length(blocks, MILLION, flight, pages),
     }
 
 
@@ -222,37 +232,45 @@ def test_published_concurrency():
     the memory, 512 sequences; weights without draft layers; this package's workspace estimates.
     """
     flags = {"gpus": 8, "util": 0.95, "max_num_batched_tokens": 8_192, "async_scheduling": False, "max_num_seqs": 512}
+    flags |= {"indexer_kv_dtype": "fp8"}
     found = {"tp": plan_of(gpu="B200", **flags), "dp": plan_of(gpu="B200", data=8, expert=True, **flags)}
-    assert found["tp"].concurrency(MILLION) == pytest.approx(20.43, rel=0.1)
-    assert found["dp"].concurrency(MILLION) == pytest.approx(156.9, rel=0.1)
-    gapped = {name: plan.concurrency(MILLION, StatePages.GAPPED) for name, plan in found.items()}
-    assert gapped == {"tp": pytest.approx(34.8, abs=0.1), "dp": pytest.approx(261.6, abs=0.1)}
+    assert found["tp"].concurrency(MILLION, StatePages.DENSE) == pytest.approx(20.43, rel=0.1)
+    assert found["dp"].concurrency(MILLION, StatePages.DENSE) == pytest.approx(156.9, rel=0.1)
+    ours = {name: plan.concurrency(MILLION) for name, plan in found.items()}
+    assert ours == {"tp": pytest.approx(34.8, abs=0.1), "dp": pytest.approx(261.6, abs=0.1)}
+    for plan in found.values():
+        upstream = plan.concurrency(MILLION, StatePages.DENSE)
+        assert f"1,048,576  {plan.concurrency(MILLION):>9,.2f} | {upstream:>9,.2f}" in render(plan)
 
 
-GAPPED = [  # model, batches, rollback tokens, blocks, GiB, requests of 1M tokens; 8,192 tokens a batch
-    ("flash", 1, 1, 111, 0.104, 17.02),
-    ("flash", 1, 7, 119, 0.111, 16.99),
-    ("flash", 2, 7, 211, 0.197, 15.76),
-    ("pro", 1, 1, 111, 0.148, 19.74),
-    ("pro", 1, 7, 119, 0.159, 19.71),
-    ("pro", 2, 7, 211, 0.282, 18.29),
+TARGETS = [  # model, async scheduling, drafts, most GiB of state, requests of 1M tokens at least; 8,192 tokens a batch
+    ("flash", False, 0, 0.11, 17),
+    ("flash", True, 3, 0.2, 16),
+    ("pro", False, 0, 0.16, 19),
+    ("pro", True, 3, 0.3, 19),
 ]
 
 
-@pytest.mark.parametrize(("name", "batches", "rollback", "blocks", "gib", "requests"), GAPPED)
-def test_state_charge_of_gapped_pages(name, batches, rollback, blocks, gib, requests):
-    """What a prototype of gapped pages was charged by vLLM's planner; with dense pages it is 3,092 blocks."""
-    pool = make_pool(caches_of(name, "fp8"))
-    flight = InFlight(8_192, batches, rollback)
-    assert pool.request_blocks(MILLION, flight, StatePages.GAPPED, ("state",)) == blocks
-    assert blocks * pool.block_bytes / GIB == pytest.approx(gib, abs=5e-4)
-    charged = pool.request_blocks(MILLION, flight, StatePages.GAPPED)
-    assert MEMORY[name] // pool.block_bytes / charged == pytest.approx(requests, abs=5e-3)
-    assert pool.request_blocks(MILLION, InFlight(8_192), StatePages.DENSE, ("state",)) == 3_092
+@pytest.mark.parametrize(("name", "is_async", "drafts", "gib", "requests"), TARGETS)
+def test_charge_by_vllm(name, is_async, drafts, gib, requests, answers):
+    """vLLM's own planner on our specs: state of a request, and requests in the 71 GiB (118) of an MI325X."""
+    answer = answers[name, "fp8", 8_192, is_async, MILLION, "gapped", drafts]
+    state = sum(n for n, size in zip(answer["columns"], answer["block_sizes"], strict=True) if size in (4, 8))
+    assert state * answer["block_bytes"] / GIB <= gib
+    assert answer["concurrency"] >= requests
+    upstream = answers[name, "fp8", 8_192, is_async, MILLION, "dense", 0]
+    assert answer["concurrency"] > 1.6 * upstream["concurrency"]
 
 
-def test_state_charge_of_dense_pages():
-    flags = {"max_num_batched_tokens": 8_192, "async_scheduling": False}
+def test_pages_that_a_connector_reads_are_held_longer():
+    pool = make_pool(caches_of("flash", "fp8"))
+    early, late = (InFlight(8_192, 2, 7, early) for early in (True, False))
+    columns = [pool.columns(MILLION, flight, StatePages.GAPPED) for flight in (early, late)]
+    assert columns == [(132, 132, 4_096, 81, 38), (260, 260, 4_096, 154, 57)]
+
+
+def test_charge_of_vllms_own_windows():
+    flags = {"max_num_batched_tokens": 8_192, "async_scheduling": False, "state_pages": StatePages.DENSE}
     assert plan_of("flash", **flags).charge("state") / GIB == pytest.approx(2.886, abs=5e-4)
     assert plan_of("pro", gpus=8, **flags).charge("state") / GIB == pytest.approx(4.135, abs=5e-4)
 
@@ -267,8 +285,8 @@ def test_recipe_is_explained_in_one_line():
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("why: ")]
     assert line == (
         "why: --kv-cache-memory-bytes 10000000000 is 9,977 blocks of 1,002,240 B; a request of 4,096 tokens with "
-        "256 tokens in flight is charged 146 (14 window + 16 entries + 116 state), so 68.3 fit; "
-        "at vLLM's default --max-num-batched-tokens 16384 it would be 1,684 and 5.9"
+        "256 tokens in flight is charged 79 (14 window + 16 entries + 49 state), so 126.3 fit; "
+        "at vLLM's default --max-num-batched-tokens 16384 it would be 321 and 31.1"
     )
 
 
@@ -281,27 +299,27 @@ def test_json_has_what_scripts_read():
     assert found["group_block_sizes"] == [64, 64, 256, 4, 8]
     assert found["blocks"] == 10_000_000_000 // 1_002_240
     assert found["tokens_in_flight"] == 512
-    assert found["state_charge_bytes_per_request"] == (131 + 81) * 1_002_240
-    assert found["window_charge_bytes_per_request"] == 2 * 11 * 1_002_240
+    assert found["state_charge_bytes_per_request"] == (13 + 36) * 1_002_240
+    assert found["state_charge_bytes_per_request_dense"] == (131 + 81) * 1_002_240
+    assert found["window_charge_bytes_per_request"] == 2 * 7 * 1_002_240
+    assert found["window_charge_bytes_per_request_dense"] == 2 * 11 * 1_002_240
     assert found["fixed_bytes_per_request"] == (2 * 3 + 3 + 17) * 1_002_240
     assert found["max_context"] == MILLION
-    assert found["concurrency"] == {
-        "8192": pytest.approx(9_977 / (32 + 22 + 212)),
-        "131072": pytest.approx(9_977 / (512 + 22 + 212)),
-        "1048576": pytest.approx(9_977 / (4_096 + 22 + 212)),
-    }
+    entries = {"8192": 32, "131072": 512, "1048576": 4_096}
+    assert found["concurrency"] == {key: pytest.approx(9_977 / (n + 14 + 49)) for key, n in entries.items()}
+    assert found["concurrency_dense"] == {key: pytest.approx(9_977 / (n + 22 + 212)) for key, n in entries.items()}
 
 
 def test_a_million_tokens_that_do_not_fit():
-    done = run("--gpu", "MI325X", "--kv-cache-memory-bytes", 5_000_000_000)
+    done = run("--gpu", "MI325X", "--kv-cache-memory-bytes", 4_500_000_000)
     assert done.exit_code == 1
-    plan = plan_of(kv_cache_memory_bytes=5_000_000_000)
+    plan = plan_of(kv_cache_memory_bytes=4_500_000_000)
     assert f"{plan.missing_bytes / GIB:.2f} GiB missing on each GPU (kv memory)" in done.stdout
     assert f"--max-model-len {plan.max_context} fits" in done.stdout
     assert 0 < plan.max_context < MILLION
-    assert plan_of(kv_cache_memory_bytes=5_000_000_000, max_model_len=plan.max_context).fits
-    assert not plan_of(kv_cache_memory_bytes=5_000_000_000, max_model_len=plan.max_context + 1).fits
-    enough = 5_000_000_000 + plan.missing_bytes
+    assert plan_of(kv_cache_memory_bytes=4_500_000_000, max_model_len=plan.max_context).fits
+    assert not plan_of(kv_cache_memory_bytes=4_500_000_000, max_model_len=plan.max_context + 1).fits
+    enough = 4_500_000_000 + plan.missing_bytes
     assert plan_of(kv_cache_memory_bytes=enough).fits
     assert not plan_of(kv_cache_memory_bytes=enough - plan.pool.block_bytes).fits
 
@@ -325,7 +343,8 @@ def test_what_would_help_does():
     plan = plan_of("flash", "MI355X", gpus=4)
     better = {change.flags: change.plan.concurrency(MILLION) for change in changes(plan)}
     assert "--max-num-batched-tokens 2048" in better
-    assert "--no-async-scheduling" in better
+    dense = plan_of("flash", "MI355X", gpus=4, state_pages=StatePages.DENSE)
+    assert "--no-async-scheduling" in {change.flags for change in changes(dense)}
     assert "--gpus 4 --tp 1 --dp 4 --ep" in better
     assert all(value >= 1.05 * plan.concurrency(MILLION) for value in better.values())
     assert "--kv-cache-dtype fp8" in {change.flags for change in changes(plan_of(kv_cache_dtype="bfloat16"))}
@@ -367,6 +386,7 @@ REFUSED = {
     "mxfp4 with bf16": (["--kv-cache-dtype", "bfloat16", "--indexer-kv-dtype", "mxfp4"], "leave it out or use bf16"),
     "length": (["--max-model-len", "2000000"], "--max-model-len must be at most the model's 1048576 positions"),
     "util": (["--util", "1.5"], "--util must be above 0 and at most 1, got 1.5"),
+    "drafts": (["--num-speculative-tokens", "-1"], "--num-speculative-tokens must be at least 0, got -1"),
     "tokens": (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens must be at least 1, got 0"),
 }
 
