@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsv4_rocm.cache.gpu_memory import GIB
+from dsv4_rocm.cache.library_limits import out_of_reach
 from dsv4_rocm.cache.planner import LENGTHS, Plan, changes, sequence_bytes, v32_style_bytes
 from dsv4_rocm.cache.pool import StatePages
 from dsv4_rocm.cache.retention import InFlight
@@ -92,6 +93,8 @@ def _pool(plan: Plan) -> Iterator[str]:
         if plan.first_block_past_32_bits is None
         else f"from block {plan.first_block_past_32_bits} on, a kernel with signed 32-bit byte offsets cannot be used"
     )
+    for kernel in out_of_reach(plan.largest_offset + 1):
+        yield f"  {kernel.name} ends there ({kernel.source}); the kernels of this package do not"
 
 
 def _request(plan: Plan) -> Iterator[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from dsv4_rocm.cache.gpu_memory import GpuModel, Parallelism, Weights, Workspace, weights_per_gpu, workspaces
 from dsv4_rocm.cache.layout import STATE_KINDS, CacheLayout, Encoding
+from dsv4_rocm.cache.library_limits import out_of_reach
 from dsv4_rocm.cache.pool import Pool, StatePages, make_pool
 from dsv4_rocm.cache.retention import STEADY_DECODE, InFlight
 from dsv4_rocm.cache.specs import CacheEncodings, model_caches
@@ -348,5 +349,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "concurrency_decoding": {str(length): plan.decoding(length) for length in LENGTHS},
         "largest_byte_offset": plan.largest_offset,
         "first_block_past_32_bits": plan.first_block_past_32_bits,
+        "library_kernels_out_of_reach": [kernel.name for kernel in out_of_reach(plan.largest_offset + 1)],
         "would_help": [change.flags for change in changes(plan)],
     }

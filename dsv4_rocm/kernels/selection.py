@@ -11,6 +11,7 @@ from typing import Any
 from dsv4_rocm import envs
 from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.cache.layout import Encoding
+from dsv4_rocm.cache.library_limits import LIBRARY_KERNELS
 from dsv4_rocm.cache.specs import CacheEncodings
 
 logger = logging.getLogger(f"vllm.{__name__}")  # below vLLM's logger, so that its settings hold
@@ -33,11 +34,21 @@ class Implementation:
         name: what `DSV4_ROCM_IMPL_<OP>` calls it.
         target: `module:function`, imported when chosen.
         refuses: why it cannot serve an architecture with some cache encodings, or None when it can.
+        library: the kernel behind an adapter, as `LIBRARY_KERNELS` calls it; one whose addresses end is refused,
+            because a pool is not known to be small when ops are chosen.
     """
 
     name: str
     target: str
     refuses: Callable[[GpuArch, CacheEncodings], str | None]
+    library: str | None = None
+
+    def refusal(self, arch: GpuArch, encodings: CacheEncodings) -> str | None:
+        """Why it cannot be chosen, or None."""
+        for kernel in LIBRARY_KERNELS:
+            if kernel.name == self.library:
+                return f"{kernel.name} is right only for pools up to {kernel.reach_bytes} bytes ({kernel.source})"
+        return self.refuses(arch, encodings)
 
     def load(self) -> Callable[..., Any]:
         """The function; on a host that emulates a GPU it runs there, unless it is plain torch."""
@@ -98,7 +109,7 @@ def choose(op: str, arch: GpuArch, encodings: CacheEncodings) -> Choice:
         available = tuple(implementation for implementation in available if implementation.name == forced)
     rejected: dict[str, str] = {}
     for implementation in available:
-        reason = implementation.refuses(arch, encodings)
+        reason = implementation.refusal(arch, encodings)
         if reason is None:
             return Choice(op, implementation, rejected)
         rejected[implementation.name] = reason

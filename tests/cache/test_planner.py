@@ -360,8 +360,11 @@ def test_offsets_past_32_bits():
     assert plan.first_block_past_32_bits == 2_143
     assert 2_142 * plan.pool.block_bytes < 2**31 <= 2_143 * plan.pool.block_bytes
     assert plan.largest_offset == 9_977 * 1_002_240 - 1
+    assert "aiter deepgemm_fp8_paged_mqa_logits" in as_json(plan)["library_kernels_out_of_reach"]
+    assert "aiter deepgemm_fp8_paged_mqa_logits ends there" in render(plan)
     small = plan_of(kv_cache_memory_bytes=2_000_000_000, max_model_len=4_096, max_num_batched_tokens=256)
     assert small.first_block_past_32_bits is None
+    assert as_json(small)["library_kernels_out_of_reach"] == []
     assert "32-bit offsets reach all of it" in render(small)
 
 

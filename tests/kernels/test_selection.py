@@ -43,6 +43,14 @@ def test_a_forced_implementation_never_falls_back(monkeypatch: pytest.MonkeyPatc
     assert choose("sparse_attention", GFX942, SERVED).chosen is FAST
 
 
+def test_a_library_kernel_that_a_pool_outgrows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = Implementation("aiter", "math:sqrt", always, library="aiter deepgemm_fp8_paged_mqa_logits")
+    monkeypatch.setattr(selection, "implementations", lambda op: (short, SLOW))
+    choice = choose("indexer_select", GFX942, SERVED)
+    assert choice.chosen is SLOW
+    assert "right only for pools up to 2147483648 bytes (ROCm/aiter#4774" in choice.rejected["aiter"]
+
+
 @pytest.mark.usefixtures("two")
 def test_an_unknown_name_lists_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSV4_ROCM_IMPL_SPARSE_ATTENTION", "fsat")
