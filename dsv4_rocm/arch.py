@@ -61,6 +61,11 @@ class GpuArch:
     compute_units: int | None = None
     products: tuple[str, ...] = ()
 
+    @property
+    def multiplies_mxfp4(self) -> bool:
+        """Whether matrix instructions take e2m1 values with e8m0 scales."""
+        return self.matrix_core in (MatrixCore.CDNA4_MFMA, MatrixCore.TCGEN05)
+
     def __post_init__(self) -> None:
         if self.vendor is not Vendor.HOST and (self.wave_size not in (32, 64) or self.shared_bytes <= 0):
             raise ValueError(f"{self.name}: wave size is 32 or 64 and shared memory is not empty, got {self}")

@@ -218,6 +218,7 @@ def test_facts():
         "host": (ocp, 1, 0, MatrixCore.NONE),
     }
     assert {a.vendor for a in arch.ARCHS.values()} == set(Vendor)
+    assert [name for name, a in arch.ARCHS.items() if a.multiplies_mxfp4] == ["gfx950", "sm100", "sm103"]
 
 
 def test_facts_are_checked():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from dsv4_rocm import arch
 from dsv4_rocm.cache.gpu_memory import GPUS, GpuModel, Parallelism
 from dsv4_rocm.cache.planner import Request
 from dsv4_rocm.cache.pool import StatePages
@@ -73,7 +74,7 @@ def read_flags(
         max_num_seqs=max_num_seqs,
         in_flight=InFlight(batched, batches, 1 + num_speculative_tokens * batches),
         rows=rows,
-        index=index_encoding(indexer_kv_dtype, rows),
+        index=index_encoding(indexer_kv_dtype, rows, arch.get(product.arch)),
         kv_memory_bytes=kv_cache_memory_bytes,
         utilization=util,
         eager=eager,

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from dsv4_rocm.arch import GpuArch
 from dsv4_rocm.cache.layout import (
     PAGE_ALIGNMENT,
     STATE_KINDS,
@@ -32,19 +33,22 @@ class CacheEncodings:
 SERVED = CacheEncodings(Encoding.FP8, Encoding.FP8)  # what a server uses unless its flags say otherwise
 
 
-def cache_encodings(cache_dtype: str, indexer_kv_dtype: str | None, model_dtype: torch.dtype) -> CacheEncodings:
+def cache_encodings(
+    cache_dtype: str, indexer_kv_dtype: str | None, model_dtype: torch.dtype, arch: GpuArch
+) -> CacheEncodings:
     """Encodings that the serve flags ask for.
 
     Args:
         cache_dtype: value of `--kv-cache-dtype`.
         indexer_kv_dtype: value of `indexer_kv_dtype` in `--attention-config`, None for the default.
         model_dtype: the model's dtype; with `--kv-cache-dtype auto`, float32 asks for fp32 rows (the accuracy oracle).
+        arch: what the server runs on, which decides what `auto` means for index rows.
 
     Raises:
         ValueError: naming the flag, the value and what to type.
     """
     rows = row_encoding(cache_dtype, model_dtype)
-    return CacheEncodings(rows, index_encoding(indexer_kv_dtype, rows))
+    return CacheEncodings(rows, index_encoding(indexer_kv_dtype, rows, arch))
 
 
 def row_encoding(cache_dtype: str, model_dtype: torch.dtype) -> Encoding:
@@ -60,9 +64,14 @@ def row_encoding(cache_dtype: str, model_dtype: torch.dtype) -> Encoding:
     )
 
 
-def index_encoding(indexer_kv_dtype: str | None, rows: Encoding) -> Encoding:
-    """Encoding of index rows; see `cache_encodings`."""
-    if indexer_kv_dtype in (None, "auto") or indexer_kv_dtype == rows.value:
+def index_encoding(indexer_kv_dtype: str | None, rows: Encoding, arch: GpuArch) -> Encoding:
+    """Encoding of index rows; see `cache_encodings`.
+
+    `auto` is mxfp4 beside fp8 key rows where matrix instructions take it, else the encoding of the key rows.
+    """
+    if indexer_kv_dtype in (None, "auto"):
+        return Encoding.MXFP4 if rows is Encoding.FP8 and arch.multiplies_mxfp4 else rows
+    if indexer_kv_dtype == rows.value:
         return rows
     if indexer_kv_dtype == "mxfp4" and rows is Encoding.FP8:
         return Encoding.MXFP4

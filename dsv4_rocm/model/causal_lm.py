@@ -32,10 +32,11 @@ def layer_context(vllm_config: Any) -> LayerContext:
     """Read vLLM's configuration once."""
     model = vllm_config.model_config
     indexer_kv_dtype = getattr(vllm_config.attention_config, "indexer_kv_dtype", None)
+    current = arch.current()
     return LayerContext(
         spec=ModelSpec.from_config(model.hf_config),
-        arch=arch.current(),
-        encodings=cache_encodings(vllm_config.cache_config.cache_dtype, indexer_kv_dtype, model.dtype),
+        arch=current,
+        encodings=cache_encodings(vllm_config.cache_config.cache_dtype, indexer_kv_dtype, model.dtype, current),
         # On the host vLLM's quantized layers need AMX; plain weights run on any CPU.
         quant_config=None if current_platform.is_cpu() else vllm_config.quant_config,
         tp_size=get_tensor_model_parallel_world_size(),

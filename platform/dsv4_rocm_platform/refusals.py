@@ -167,7 +167,7 @@ def _check_kv_transfer(config: Any) -> Iterator[str]:
 def _check_implementations(config: Any) -> Iterator[str]:
     flags = (config.cache_config.cache_dtype, config.attention_config.indexer_kv_dtype, config.model_config.dtype)
     try:
-        encodings = cache_encodings(*flags)
+        encodings = cache_encodings(*flags, arch.current())
     except ValueError:  # the plan reports it
         return
     try:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dsv4_rocm import envs, upstream
+from dsv4_rocm import arch, envs, upstream
 from dsv4_rocm.cache.layout import Encoding
 from dsv4_rocm.cache.specs import index_encoding, row_encoding
 from dsv4_rocm.kernels.selection import OPS
@@ -68,7 +68,7 @@ def make(vllm_config: Any) -> ServePlan:
     rows = index = None
     try:
         rows = row_encoding(vllm_config.cache_config.cache_dtype, vllm_config.model_config.dtype)
-        index = index_encoding(_indexer_dtype(vllm_config), rows)
+        index = index_encoding(_indexer_dtype(vllm_config), rows, arch.current())
     except ValueError as error:
         problems.append(str(error))
     if problems or rows is None or index is None:

@@ -185,6 +185,14 @@ def test_bytes_per_token(model, index, expected):
     assert found["page_bytes"]["index"] == {"fp8": 8_640, "mxfp4": 4_608}[index]
 
 
+def test_index_rows_left_out_are_mxfp4_where_it_is_multiplied():
+    chosen = {gpu: read_flags("flash", gpu).index.value for gpu in ("MI325X", "MI355X", "H200", "B200", "B300")}
+    assert chosen == {"MI325X": "fp8", "MI355X": "mxfp4", "H200": "fp8", "B200": "mxfp4", "B300": "mxfp4"}
+    assert read_flags("flash", "MI355X", kv_cache_dtype="bfloat16").index is Encoding.BF16
+    assert read_flags("flash", "MI355X", indexer_kv_dtype="fp8").index is Encoding.FP8
+    assert read_flags("flash", "MI325X", indexer_kv_dtype="mxfp4").index is Encoding.MXFP4
+
+
 def test_weights_are_those_of_the_published_checkpoints():
     """148.66 GiB (Flash) and 865 GB (Pro) on disk, with the draft layer: one SWA-only block and two projections."""
     published = {"flash": (148.66 * GIB, 0.02 * GIB), "pro": (865e9, 0.5e9)}

@@ -97,7 +97,9 @@ def main(name, directories):
     answer = {"platform": type(current_platform).__name__, "enum": current_platform._enum.name}
     answer["refusals"] = refusals(directories["tiny"])
     answer["twice"] = twice(directories["tiny"])
-    answer["models"] = {name: from_model(engine_config(path)) for name, path in directories.items()}
+    fp8 = {"attention_config": {"indexer_kv_dtype": "fp8"}}
+    answer["models"] = {name: from_model(engine_config(path, **fp8)) for name, path in directories.items()}
+    answer["auto"] = from_model(engine_config(directories["tiny"]))["plan"]["pages"]
     return answer
 
 

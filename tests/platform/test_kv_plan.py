@@ -65,12 +65,19 @@ def answer(request, answers):
 
 
 def test_plan_is_the_same_everywhere(answer):
+    """From the same flags, the encoding of index rows among them."""
     _, found = answer
     for name, expected in PLANS.items():
         assert found["models"][name] == {
             "class": "dsv4_rocm.model.causal_lm",
             "plan": expected | {"pages": PAGES, "layout": "BLHNC"},
         }
+
+
+def test_index_rows_left_out_are_mxfp4_where_it_is_multiplied(answer):
+    name, found = answer
+    index = [8_640, 4_608] if name in ("gfx950", "sm100") else [8_640]  # 8,640 is the index state's page, too
+    assert found["auto"] == [37_440, 32_832, *index, 1_728]
 
 
 def test_platform_keeps_the_vendor(answer):
