@@ -147,7 +147,7 @@ class CompressorStateManager(WindowManager):
             cap = cdiv(num_tokens, self.block_size)
             if self.max_admission_blocks_per_request is not None:
                 cap = min(cap, self.max_admission_blocks_per_request)
-            return max(0, cap - sum(not block.is_null for block in held))
+            return int(max(0, cap - sum(not block.is_null for block in held)))
         covered, taken = len(held), 0
         if request_id not in self.num_cached_block and not held:
             dropped = self._dropped(num_local_computed_tokens, total_computed_tokens)
@@ -214,7 +214,7 @@ class CompressorStateManager(WindowManager):
     def _dropped(self, local: int, total: int) -> int:
         """Columns at the head of a hit that nobody reads; behind a load, a step may start a token before its end."""
         first = self._rule.first_read(total) if total == local else self._rule.retained_from(total)
-        return min(first, local) // self.block_size
+        return int(min(first, local) // self.block_size)
 
     def _loaded(self, covered: int, total: int) -> list[bool]:
         """Which of the columns up to `total` get a page that a KV connector fills."""

@@ -88,6 +88,12 @@ def cases():
     )
 
 
+def write_model(directory):
+    config = config_json(replace(DEMO, max_position_embeddings=1 << 20), "bfloat16")
+    (directory / "config.json").write_text(json.dumps(config))
+    write_tokenizer(directory, 2048)
+
+
 def engine_config(directory, case):
     arguments = {"trust_remote_code": True, "tokenizer_mode": "deepseek_v4", "kv_cache_dtype": "fp8", "block_size": 256}
     arguments |= {"max_model_len": LENGTH, "max_num_seqs": 8, "max_num_batched_tokens": case.batched}
@@ -346,9 +352,7 @@ def main(examples, given_cases):
     managers.register()
     total, failures = Counter(), []
     with tempfile.TemporaryDirectory() as directory:
-        config = config_json(replace(DEMO, max_position_embeddings=1 << 20), "bfloat16")
-        (Path(directory) / "config.json").write_text(json.dumps(config))
-        write_tokenizer(Path(directory), 2048)
+        write_model(Path(directory))
         for case in given_cases:
             try:
                 total.update(Server(directory, Case(**case)).run())

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-SIMULATION = Path(__file__).parent / "scheduler_simulation.py"
+HERE = Path(__file__).parent
+SIMULATION, HAND_OVER = HERE / "scheduler_simulation.py", HERE / "hand_over.py"
 # Every kind of run once: plain, async, with drafts, both, and with pages held as for a KV connector.
 RUNS = [
     {"drafts": drafts, "is_async": is_async, "early": early, "batched": batched, "share": share}
@@ -28,11 +29,19 @@ SPOILT = [run | {"rollback": 1, "batched": 256, "share": 2, "requests": 30} for 
 
 
 def simulate(examples, runs):
+    return run(SIMULATION, {"examples": examples, "cases": runs})
+
+
+def run(program, wanted):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DSV4_ROCM_", "VLLM_"))}
     clean |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": ""}
-    wanted = json.dumps({"examples": examples, "cases": runs})
     done = subprocess.run(
-        [sys.executable, str(SIMULATION)], input=wanted, env=clean, capture_output=True, text=True, timeout=1800
+        [sys.executable, str(program)],
+        input=json.dumps(wanted),
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
@@ -63,6 +72,19 @@ def test_too_little_slack_is_noticed(answer):
 @pytest.mark.slow
 def test_many_runs():
     simulate(150, [])
+
+
+# Around the ends of groups, pages and blocks.
+LENGTHS = [1, 2, 3, 4, 5, 127, 128, 129, 255, 256, 257, 259, 383, 384, 511, 512, 513, 640, 769, 1099, 4096, 4097, 5000]
+
+
+def test_a_decode_server_finds_what_a_prefill_server_kept():
+    assert run(HAND_OVER, LENGTHS)["pages"] > 100
+
+
+@pytest.mark.slow
+def test_hand_over_at_every_length():
+    run(HAND_OVER, list(range(1, 1100)))
 
 
 SIGNATURES = {
