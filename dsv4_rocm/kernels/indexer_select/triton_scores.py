@@ -75,7 +75,7 @@ def _score_tokens(
         weight = tl.load(weights_ptr + cell, mask=live, other=0.0)
         query = _as_e4m3(query, FNUZ)  # [CHANNELS, TOKENS * HEADS]
         if MXFP4 and not NATIVE:
-            query = query.to(tl.bfloat16)
+            query = (query.to(tl.float32) * (2.0 if FNUZ else 1.0)).to(tl.bfloat16)  # FNUZ hardware reads half a value
         row = tl.arange(0, KEYS)
         byte = tl.arange(0, DATA_BYTES)
         scale_byte = tl.arange(0, SCALE_BYTES)
@@ -94,12 +94,14 @@ def _score_tokens(
                     key = tl.where(key == 0x80, 0, key).to(tl.uint8)
                 product = tl.dot(_as_e4m3(key, FNUZ), query)
             part = tl.where(product < 0, 0.0, product) * weight[None, :]  # NaN stays
-            part = tl.reshape(part, (KEYS, HEADS // 16, TOKENS, 16))
-            score = tl.sum(tl.sum(part, 1), 2)  # [KEYS, TOKENS]
-            if FNUZ:  # the hardware reads half of each e4m3 byte's value
-                score = score * (2.0 if MXFP4 else 4.0)
+            if TOKENS == 1:  # as a case of the other it would pass through LDS first
+                score = tl.sum(part, 1)[:, None]
+            else:
+                part = tl.reshape(part, (KEYS, HEADS // 16, TOKENS, 16))
+                score = tl.sum(tl.sum(part, 1), 2)  # [KEYS, TOKENS]
             if not MXFP4:
-                score = score * tl.load(scale_ptr.to(tl.pointer_type(tl.float32)) + row)[:, None]
+                scale = tl.load(scale_ptr.to(tl.pointer_type(tl.float32)) + row)
+                score = score * (scale * (4.0 if FNUZ else 1.0))[:, None]  # half of the query times half of the key
             entry = (page * KEYS + row)[:, None]
             tl.store(out_ptr + entry, score, mask=entry < visible[None, :])
 
