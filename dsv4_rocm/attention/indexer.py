@@ -25,12 +25,11 @@ def _workspace(words: int, device: torch.device) -> Tensor:
     return torch.empty(words, dtype=torch.int32, device=device)
 
 
-def _indexer_workspace(layout: CacheLayout, top_k: int) -> Tensor:
+def _indexer_workspace(layout: CacheLayout) -> Tensor:
     config = get_current_vllm_config()
     pages = -(-config.model_config.max_model_len // layout.tokens_per_page) + 1
     tokens = config.scheduler_config.max_num_batched_tokens
-    words = tuning.workspace_words(tokens, pages * layout.rows_per_page, top_k)
-    return _workspace(words, torch.get_default_device())
+    return _workspace(tuning.workspace_words(tokens, pages * layout.rows_per_page), torch.get_default_device())
 
 
 class Indexer(nn.Module):
@@ -49,7 +48,7 @@ class Indexer(nn.Module):
         self._indexer_query: IndexerQuery = choose("indexer_query", context.arch, context.encodings).chosen.load()
         chosen = choose("indexer_select", context.arch, context.encodings).chosen
         self._indexer_select: IndexerSelect = chosen.load()
-        self._workspace = None if chosen.name == "reference" else _indexer_workspace(self.keys.layout, self.top_k)
+        self._workspace = None if chosen.name == "reference" else _indexer_workspace(self.keys.layout)
 
     def forward(self, hidden: Tensor, latent: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]) -> Tensor:
         """Update the keys with the tokens of this step, then select.

@@ -126,19 +126,9 @@ def select_entries_kernel(
 def select_entries(
     scores: Tensor, batch: TokenBatch, first: int, requests: int, ratio: int, out: Tensor, candidates: Tensor
 ) -> None:
-    """Keep the best finite scores of tokens `first` .. `first + n`, equal ones by lowest id.
+    """See `rounds.SelectEntries`; ids come out in ascending order.
 
-    One launch, and one more for every factor of `TILE / top_k` that `width` goes beyond `TILE`.
-
-    Args:
-        scores: fp32 [n, width], `width` a multiple of 16; entry e is visible to a token at position t where
-            `e < floor((t + 1) / ratio)`.
-        batch: the tokens.
-        first: first token of the round.
-        requests: number of requests; a token of a request from there on sees nothing.
-        ratio: tokens per entry.
-        out: int32 [tokens, top_k]; rows of the round are written: ascending ids, then -1.
-        candidates: int32 [at least tuning.candidate_words(width, top_k) * n], overwritten.
+    One launch, and one more for every factor of `TILE / top_k` that the scores of a token go beyond `TILE`.
     """
     (tokens, width), top_k = scores.shape, out.shape[1]
     places = tuning.places(top_k)

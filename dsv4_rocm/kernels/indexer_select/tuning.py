@@ -54,13 +54,13 @@ def candidate_words(entries: int, top_k: int) -> int:
     return words
 
 
-def round_tokens(batch: TokenBatch, entries: int, top_k: int, workspace_bytes: int) -> int:
+def round_tokens(batch: TokenBatch, token_bytes: int, workspace_bytes: int) -> int:
     """Tokens whose scores and candidates fit the workspace, whole requests where it holds one."""
     unit = batch.tokens_per_request or MOST_SHARED_TOKENS
-    fit = workspace_bytes // (4 * (entries + candidate_words(entries, top_k)))
+    fit = workspace_bytes // token_bytes
     return min(batch.num_tokens, fit // unit * unit or fit)
 
 
-def workspace_words(tokens: int, entries: int, top_k: int) -> int:
-    """int32 words that serve steps of so many tokens and entries: all that can be needed, or the cap."""
-    return min(WORKSPACE_BYTES // 4, tokens * (entries + candidate_words(entries, top_k)))
+def workspace_words(tokens: int, entries: int) -> int:
+    """int32 words for steps of so many tokens and entries: all scores, or the cap; few tokens also have candidates."""
+    return min(WORKSPACE_BYTES // 4, max(tokens, 2 * MOST_SHARED_TOKENS) * entries)
