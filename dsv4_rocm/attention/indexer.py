@@ -1,6 +1,10 @@
 """The indexer of a c4a layer: which entries each token attends to."""
 
+from functools import cache
+
+import torch
 from torch import Tensor, nn
+from vllm.config import get_current_vllm_config
 
 from dsv4_rocm.attention.backend import CacheModule
 from dsv4_rocm.attention.compressor import Compressor
@@ -8,10 +12,24 @@ from dsv4_rocm.attention.context import LayerContext
 from dsv4_rocm.attention.metadata import GroupMetadata
 from dsv4_rocm.cache.layout import CacheLayout
 from dsv4_rocm.kernels.indexer_query.op import IndexerQuery
+from dsv4_rocm.kernels.indexer_select import tuning
 from dsv4_rocm.kernels.indexer_select.op import IndexerSelect
 from dsv4_rocm.kernels.selection import choose
 from dsv4_rocm.linear import Fp32OutputLinear, replicated_linear
 from dsv4_rocm.model_spec import INDEX_HEAD_DIM, LayerKind
+
+
+@cache
+def _workspace(words: int, device: torch.device) -> Tensor:
+    """Memory that the layers use one after the other; it is there when vLLM measures, and stays where graphs saw it."""
+    return torch.empty(words, dtype=torch.int32, device=device)
+
+
+def _indexer_workspace(layout: CacheLayout) -> Tensor:
+    config = get_current_vllm_config()
+    pages = -(-config.model_config.max_model_len // layout.tokens_per_page) + 1
+    tokens = config.scheduler_config.max_num_batched_tokens
+    return _workspace(tuning.workspace_words(tokens, pages * layout.rows_per_page), torch.get_default_device())
 
 
 class Indexer(nn.Module):
@@ -28,7 +46,9 @@ class Indexer(nn.Module):
         state = caches["indexer.compressor.state"]
         self.compressor = Compressor(context, LayerKind.C4A, self.keys, state, f"{prefix}.compressor")
         self._indexer_query: IndexerQuery = choose("indexer_query", context.arch, context.encodings).chosen.load()
-        self._indexer_select: IndexerSelect = choose("indexer_select", context.arch, context.encodings).chosen.load()
+        chosen = choose("indexer_select", context.arch, context.encodings).chosen
+        self._indexer_select: IndexerSelect = chosen.load()
+        self._workspace = None if chosen.name == "reference" else _indexer_workspace(self.keys.layout)
 
     def forward(self, hidden: Tensor, latent: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]) -> Tensor:
         """Update the keys with the tokens of this step, then select.
@@ -48,4 +68,4 @@ class Indexer(nn.Module):
         query = self._indexer_query(
             projected, self.weights_proj(hidden), batch.positions, frequencies, self.keys.layout
         )
-        return self._indexer_select(query, batch, self.keys.paged(step), self.top_k)
+        return self._indexer_select(query, batch, self.keys.paged(step), self.top_k, self._workspace)

@@ -149,24 +149,17 @@ def needs_gpu(arch: GpuArch, _encodings: CacheEncodings) -> str | None:
 
 def needs_gpu_and_fp8_rows(arch: GpuArch, encodings: CacheEncodings) -> str | None:
     """A kernel that reads or writes fp8 key rows."""
-    return needs_gpu(arch, encodings) or _needs_fp8("key rows", encodings.rows)
+    fits = encodings.rows is Encoding.FP8
+    return needs_gpu(arch, encodings) or (None if fits else f"needs fp8 key rows, not {encodings.rows.value}")
 
 
-def needs_gpu_and_fp8_index(arch: GpuArch, encodings: CacheEncodings) -> str | None:
-    """A kernel that reads or writes fp8 index rows."""
-    return needs_gpu(arch, encodings) or _needs_fp8("index rows", encodings.index)
-
-
-def needs_gpu_and_fp8_caches(arch: GpuArch, encodings: CacheEncodings) -> str | None:
-    """A kernel that reads or writes both."""
-    return needs_gpu_and_fp8_rows(arch, encodings) or needs_gpu_and_fp8_index(arch, encodings)
+def needs_gpu_and_byte_index(arch: GpuArch, encodings: CacheEncodings) -> str | None:
+    """A kernel that reads or writes fp8 or mxfp4 index rows, or prepares queries for them."""
+    fits = encodings.index in (Encoding.FP8, Encoding.MXFP4)
+    reason = f"needs fp8 or mxfp4 index rows, not {encodings.index.value}"
+    return needs_gpu(arch, encodings) or (None if fits else reason)
 
 
 def needs_gpu_and_byte_caches(arch: GpuArch, encodings: CacheEncodings) -> str | None:
-    """A kernel that reads or writes fp8 key rows, and index rows in fp8 or mxfp4."""
-    mxfp4 = encodings.index is Encoding.MXFP4
-    return needs_gpu_and_fp8_rows(arch, encodings) or (None if mxfp4 else needs_gpu_and_fp8_index(arch, encodings))
-
-
-def _needs_fp8(what: str, encoding: Encoding) -> str | None:
-    return None if encoding is Encoding.FP8 else f"needs fp8 {what}, not {encoding.value}"
+    """A kernel that reads or writes fp8 key rows, and fp8 or mxfp4 index rows."""
+    return needs_gpu_and_fp8_rows(arch, encodings) or needs_gpu_and_byte_index(arch, encodings)

@@ -52,6 +52,14 @@ def turn(frequencies_ptr, position, CHANNELS: tl.constexpr, ROPE: tl.constexpr):
 
 
 @triton.jit
+def turn_rows(frequencies_ptr, positions, CHANNELS: tl.constexpr, ROPE: tl.constexpr):
+    """`turn` for rows of several tokens: positions [ROWS] -> fp32 [ROWS, CHANNELS / 2]."""
+    pair = tl.arange(0, CHANNELS // 2) - (CHANNELS - ROPE) // 2
+    frequency = tl.load(frequencies_ptr + pair, mask=pair >= 0, other=0.0)
+    return sin_cos(positions.to(tl.int32).to(tl.float32)[:, None] * frequency[None, :])
+
+
+@triton.jit
 def rotate_row(x, sine, cosine, CHANNELS: tl.constexpr):
     """Turn the adjacent pairs of one fp32 row [CHANNELS]."""
     even, odd = tl.split(tl.reshape(x, (CHANNELS // 2, 2)))
@@ -60,10 +68,27 @@ def rotate_row(x, sine, cosine, CHANNELS: tl.constexpr):
 
 @triton.jit
 def rotate_rows(x, sine, cosine, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Turn the adjacent pairs of fp32 rows [ROWS, CHANNELS] of one token."""
+    """Turn the adjacent pairs of fp32 rows [ROWS, CHANNELS]; sine and cosine are [1 or ROWS, CHANNELS / 2]."""
     even, odd = tl.split(tl.reshape(x, (ROWS, CHANNELS // 2, 2)))
     turned = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
     return tl.reshape(turned, (ROWS, CHANNELS))
+
+
+@triton.jit
+def hadamard_rows(x, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Orthonormal Walsh-Hadamard transform of fp32 rows [ROWS, CHANNELS], sums in the order of the reference."""
+    channel = tl.arange(0, CHANNELS)[None, :]
+    for bit in tl.static_range(CHANNELS.value.bit_length() - 1):
+        partner = tl.gather(x, tl.broadcast_to(channel ^ (1 << bit), (ROWS, CHANNELS)), 1)
+        sign = 1.0 - 2.0 * ((channel >> bit) & 1).to(tl.float32)  # the second of a pair: first - second
+        x = tl.fma(x, sign, partner)
+    return x * CHANNELS**-0.5
+
+
+@triton.jit
+def largest(x, axis: tl.constexpr):
+    """Largest magnitude of fp32 values along an axis, compared as integers: a float maximum is two instructions."""
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -110,6 +135,38 @@ def store_key_row(
     group = tl.arange(0, CHANNELS // GROUP)
     scale_ptr = page_ptr + SCALE_OFFSET + row * SCALE_BYTES
     tl.store(scale_ptr + group, tl.where(group < NOPE // GROUP, exponent, 0).to(tl.uint8), mask=group < SCALE_BYTES)
+
+
+@triton.jit
+def store_key_rows(
+    page_ptr,  # uint8 [ROWS], pages
+    row,  # [ROWS], rows of those pages
+    live,  # [ROWS], which rows to store
+    x,  # fp32 [ROWS, CHANNELS], rotated
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    NOPE: tl.constexpr,
+    GROUP: tl.constexpr,
+    DATA_BYTES: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    SCALE_OFFSET: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
+    """`store_key_row` for several rows; their eight scale bytes leave in one piece."""
+    rounded = x.to(tl.bfloat16)
+    groups = tl.reshape(rounded.to(tl.float32), (ROWS, CHANNELS // GROUP, GROUP))
+    exponent = scale_exponent(largest(groups, 2))  # [ROWS, CHANNELS / GROUP]
+    byte = tl.reshape(e4m3_bytes(groups, exponent[:, :, None], FNUZ), (ROWS, CHANNELS))
+    channel = tl.arange(0, CHANNELS)[None, :]
+    data_ptr = page_ptr + row * DATA_BYTES
+    tl.store(data_ptr[:, None] + channel, byte, mask=live[:, None] & (channel < NOPE))
+    rope_ptr = (data_ptr + NOPE).to(tl.pointer_type(tl.bfloat16))
+    tl.store(rope_ptr[:, None] + (channel - NOPE), rounded, mask=live[:, None] & (channel >= NOPE))
+    tl.static_assert(SCALE_BYTES == 8)
+    group = tl.arange(0, CHANNELS // GROUP)[None, :]
+    scales = tl.sum(tl.where(group < NOPE // GROUP, exponent, 0).to(tl.int64) << (8 * group).to(tl.int64), 1)
+    scale_ptr = (page_ptr + SCALE_OFFSET + row * SCALE_BYTES).to(tl.pointer_type(tl.int64))
+    tl.store(scale_ptr, scales, mask=live)
 
 
 @triton.jit
@@ -221,6 +278,19 @@ def require_byte_rows(op: str, layout: CacheLayout) -> None:
     if layout.encoding is Encoding.MXFP4 and layout.kind is CacheKind.INDEX and layout.order is TileOrder.FLAT:
         return
     require_fp8_rows(op, layout)
+
+
+def require_index_rows(op: str, layout: CacheLayout) -> None:
+    """Refuse index rows whose bytes the kernels do not read.
+
+    Raises:
+        ValueError: the rows are not flat, or neither fp8 nor mxfp4.
+    """
+    if layout.order is not TileOrder.FLAT or layout.encoding not in (Encoding.FP8, Encoding.MXFP4):
+        raise ValueError(
+            f"{op}: the Triton kernel takes flat fp8 or mxfp4 index rows, got {layout.order.value} "
+            f"{layout.encoding.value} {layout.kind.value} rows; use --kv-cache-dtype fp8 or the reference"
+        )
 
 
 def require_rows_of(op: str, **tensors: Tensor) -> None:

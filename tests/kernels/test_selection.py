@@ -11,7 +11,8 @@ from dsv4_rocm.kernels.selection import (
     always,
     choose,
     implementations,
-    needs_gpu_and_fp8_caches,
+    needs_gpu_and_byte_caches,
+    needs_gpu_and_byte_index,
     needs_gpu_and_fp8_rows,
     render_table,
     table,
@@ -65,9 +66,14 @@ def test_every_op_has_a_reference_that_loads() -> None:
         assert implementations(choice.op)[-1].name == "reference"
 
 
-def test_fp8_kernels_say_what_they_need() -> None:
-    mixed = CacheEncodings(Encoding.FP8, Encoding.MXFP4)
-    assert needs_gpu_and_fp8_rows(HOST, SERVED) == "needs an AMD or NVIDIA GPU, not host"
-    assert needs_gpu_and_fp8_rows(GFX942, mixed) is None
-    assert needs_gpu_and_fp8_caches(GFX942, mixed) == "needs fp8 index rows, not mxfp4"
-    assert needs_gpu_and_fp8_caches(GFX942, SERVED) is None
+def test_kernels_say_which_rows_they_need() -> None:
+    mixed, wide = CacheEncodings(Encoding.FP8, Encoding.MXFP4), CacheEncodings(Encoding.BF16, Encoding.BF16)
+    for needs in (needs_gpu_and_fp8_rows, needs_gpu_and_byte_index, needs_gpu_and_byte_caches):
+        assert needs(HOST, SERVED) == "needs an AMD or NVIDIA GPU, not host"
+        assert needs(GFX942, SERVED) is None
+        assert needs(GFX942, mixed) is None
+    assert needs_gpu_and_fp8_rows(GFX942, wide) == "needs fp8 key rows, not bf16"
+    assert needs_gpu_and_byte_index(GFX942, wide) == "needs fp8 or mxfp4 index rows, not bf16"
+    assert needs_gpu_and_byte_caches(GFX942, CacheEncodings(Encoding.FP8, Encoding.BF16)) == (
+        "needs fp8 or mxfp4 index rows, not bf16"
+    )

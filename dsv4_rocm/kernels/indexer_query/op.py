@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from dsv4_rocm.cache.layout import CacheLayout
-from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_fp8_index
+from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_byte_index
 
 
 class IndexQuery(NamedTuple):
@@ -43,6 +43,6 @@ class IndexerQuery(Protocol):
 
 
 IMPLEMENTATIONS = (
-    Implementation("triton", "dsv4_rocm.kernels.indexer_query.triton_kernel:indexer_query", needs_gpu_and_fp8_index),
+    Implementation("triton", "dsv4_rocm.kernels.indexer_query.triton_kernel:indexer_query", needs_gpu_and_byte_index),
     Implementation("reference", "dsv4_rocm.kernels.indexer_query.reference:indexer_query", always),
 )

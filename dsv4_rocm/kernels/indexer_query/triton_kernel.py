@@ -14,7 +14,9 @@ from dsv4_rocm.kernels.indexer_query.op import IndexQuery
 from dsv4_rocm.kernels.triton_common import (
     converts_fnuz,
     e4m3_bytes,
-    require_fp8_rows,
+    hadamard_rows,
+    largest,
+    require_index_rows,
     require_rows_of,
     rotate_rows,
     scale_exponent,
@@ -39,6 +41,7 @@ def indexer_query_kernel(
     CHANNELS: tl.constexpr,
     HEADS: tl.constexpr,
     ROPE: tl.constexpr,
+    ROTATED: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -49,7 +52,9 @@ def indexer_query_kernel(
     query = tl.load(row_ptr + channel[None, :], mask=live[:, None], other=0.0).to(tl.float32)  # [HEADS, CHANNELS]
     sine, cosine = turn(frequencies_ptr, tl.load(positions_ptr + token), CHANNELS, ROPE)
     turned = rotate_rows(query, sine[None, :], cosine[None, :], HEADS, CHANNELS)
-    exponent = scale_exponent(tl.max(tl.abs(turned), 1))  # [HEADS]
+    if ROTATED:
+        turned = hadamard_rows(turned, HEADS, CHANNELS)
+    exponent = scale_exponent(largest(turned, 1))  # [HEADS]
     row_ptr = values_ptr + (token * heads + head[:, None]) * CHANNELS
     tl.store(row_ptr + channel[None, :], e4m3_bytes(turned, exponent[:, None], FNUZ), mask=live[:, None])
     weight = tl.load(weights_ptr + token * weights_stride + head, mask=live, other=0.0).to(tl.float32)
@@ -60,21 +65,22 @@ def indexer_query_kernel(
 def indexer_query(
     query: Tensor, weights: Tensor, positions: Tensor, frequencies: Tensor, index: CacheLayout
 ) -> IndexQuery:
-    """See `op.IndexerQuery`. fp8 index rows only.
+    """See `op.IndexerQuery`. fp8 and mxfp4 index rows.
 
     Bytes equal the reference's except for values within fp32 rounding of the middle between two codes.
 
     Raises:
-        ValueError: the index rows are not fp8, an argument is not contiguous, or there is no GPU.
+        ValueError: the index rows are of another encoding, an argument is not contiguous, or there is no GPU.
     """
-    require_fp8_rows("indexer_query", index)
+    require_index_rows("indexer_query", index)
     require_rows_of("indexer_query", query=query, weights=weights)
     tokens, heads, width = query.shape
     values = torch.empty(query.shape, dtype=torch.uint8, device=query.device)
     folded = torch.empty((tokens, heads), dtype=torch.float32, device=query.device)
     if tokens == 0:
         return IndexQuery(values, folded)
-    indexer_query_kernel[(tokens, triton.cdiv(heads, tuning.HEADS_PER_PROGRAM))](
+    together = tuning.heads_per_program(tokens)
+    indexer_query_kernel[(tokens, triton.cdiv(heads, together))](
         query,
         weights,
         positions,
@@ -87,8 +93,9 @@ def indexer_query(
         heads,
         width**-0.5 * heads**-0.5,
         CHANNELS=INDEX_HEAD_DIM,
-        HEADS=tuning.HEADS_PER_PROGRAM,
+        HEADS=together,
         ROPE=ROPE_DIM,
+        ROTATED=index.rotated,
         FNUZ=converts_fnuz(),
         num_warps=tuning.NUM_WARPS,
     )

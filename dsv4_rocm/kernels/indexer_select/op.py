@@ -6,11 +6,13 @@ from torch import Tensor
 
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
 from dsv4_rocm.kernels.indexer_query.op import IndexQuery
-from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_fp8_index
+from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_byte_index
 
 
 class IndexerSelect(Protocol):
-    def __call__(self, query: IndexQuery, batch: TokenBatch, index: PagedCache, top_k: int) -> Tensor:
+    def __call__(
+        self, query: IndexQuery, batch: TokenBatch, index: PagedCache, top_k: int, workspace: Tensor | None = None
+    ) -> Tensor:
         """Select entries.
 
         `S_{t,e} = sum_h w_{t,h} * relu(q_{t,h} . k_e)` over the visible entries `e < floor((t + 1) / 4)`; the best
@@ -22,6 +24,7 @@ class IndexerSelect(Protocol):
             batch: the tokens.
             index: the index cache.
             top_k: entries to keep.
+            workspace: int32 memory on the tokens' device that a kernel may overwrite; without it kernels allocate.
 
         Returns:
             int32 [tokens, top_k], entry ids of the token's request in no particular order, then -1.
@@ -30,6 +33,6 @@ class IndexerSelect(Protocol):
 
 
 IMPLEMENTATIONS = (
-    Implementation("triton", "dsv4_rocm.kernels.indexer_select.triton_kernel:indexer_select", needs_gpu_and_fp8_index),
+    Implementation("triton", "dsv4_rocm.kernels.indexer_select.triton_kernel:indexer_select", needs_gpu_and_byte_index),
     Implementation("reference", "dsv4_rocm.kernels.indexer_select.reference:indexer_select", always),
 )

@@ -11,8 +11,10 @@ from dsv4_rocm.number_formats import e4m3_decode
 TILE_TOKENS = 128
 
 
-def indexer_select(query: IndexQuery, batch: TokenBatch, index: PagedCache, top_k: int) -> Tensor:
-    """See `op.IndexerSelect`."""
+def indexer_select(
+    query: IndexQuery, batch: TokenBatch, index: PagedCache, top_k: int, workspace: Tensor | None = None
+) -> Tensor:
+    """See `op.IndexerSelect`; the workspace is not used."""
     quantized = query.values.dtype is torch.uint8
     values = e4m3_decode(query.values) if quantized else query.values.float()
     ratio = index.layout.tokens_per_row

@@ -1,4 +1,4 @@
-"""qnorm_rope_insert in Triton: one launch, a program for some heads of a token and one for its window key."""
+"""qnorm_rope_insert in Triton: one launch; programs for some heads of a token, and for some tokens' window keys."""
 
 # Triton has no types for what a kernel takes.
 # mypy: disable-error-code="no-untyped-def"
@@ -15,15 +15,15 @@ from dsv4_rocm.kernels.triton_common import (
     converts_fnuz,
     require_fp8_rows,
     require_rows_of,
-    rotate_row,
     rotate_rows,
-    store_key_row,
+    store_key_rows,
     turn,
+    turn_rows,
 )
 from dsv4_rocm.model_spec import HEAD_DIM, ROPE_DIM
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def qnorm_rope_insert_kernel(
     query_ptr,  # [tokens, heads, CHANNELS]
     key_ptr,  # [tokens, CHANNELS]
@@ -36,10 +36,12 @@ def qnorm_rope_insert_kernel(
     head_stride,
     key_stride,
     page_stride,
+    tokens,
     heads,
     eps,
     CHANNELS: tl.constexpr,
     HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
     ROWS_PER_PAGE: tl.constexpr,
     DATA_BYTES: tl.constexpr,
     SCALE_BYTES: tl.constexpr,
@@ -49,12 +51,13 @@ def qnorm_rope_insert_kernel(
     ROPE: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * HEADS
-    sine, cosine = turn(frequencies_ptr, tl.load(positions_ptr + token), CHANNELS, ROPE)
     channel = tl.arange(0, CHANNELS)
-    if first < heads:
-        head = first + tl.arange(0, HEADS)
+    blocks = tl.cdiv(heads, HEADS)
+    program = tl.program_id(0)
+    if program < tokens * blocks:
+        token = (program // blocks).to(tl.int64)
+        sine, cosine = turn(frequencies_ptr, tl.load(positions_ptr + token), CHANNELS, ROPE)
+        head = program % blocks * HEADS + tl.arange(0, HEADS)
         live = (head < heads)[:, None]
         row_ptr = query_ptr + token * token_stride + head[:, None] * head_stride
         query = tl.load(row_ptr + channel[None, :], mask=live, other=0.0).to(tl.float32)  # [HEADS, CHANNELS]
@@ -63,13 +66,26 @@ def qnorm_rope_insert_kernel(
         row_ptr = out_ptr + (token * heads + head[:, None]) * CHANNELS
         tl.store(row_ptr + channel[None, :], turned.to(out_ptr.dtype.element_ty), mask=live)
     else:
-        slot = tl.load(slots_ptr + token)
-        if slot >= 0:
-            key = tl.load(key_ptr + token * key_stride + channel).to(tl.float32)
-            page_ptr = window_ptr + slot // ROWS_PER_PAGE * page_stride
-            turned = rotate_row(key, sine, cosine, CHANNELS)
-            row = slot % ROWS_PER_PAGE
-            store_key_row(page_ptr, row, turned, CHANNELS, NOPE, GROUP, DATA_BYTES, SCALE_BYTES, SCALE_OFFSET, FNUZ)
+        owner = (program - tokens * blocks) * KEYS + tl.arange(0, KEYS)
+        slot = tl.load(slots_ptr + owner, mask=owner < tokens, other=-1)
+        position = tl.load(positions_ptr + owner, mask=owner < tokens, other=0)
+        cell_ptr = key_ptr + owner.to(tl.int64)[:, None] * key_stride + channel[None, :]
+        key = tl.load(cell_ptr, mask=(owner < tokens)[:, None], other=0.0).to(tl.float32)  # [KEYS, CHANNELS]
+        sines, cosines = turn_rows(frequencies_ptr, position, CHANNELS, ROPE)
+        store_key_rows(
+            window_ptr + slot // ROWS_PER_PAGE * page_stride,
+            slot % ROWS_PER_PAGE,
+            slot >= 0,
+            rotate_rows(key, sines, cosines, KEYS, CHANNELS),
+            KEYS,
+            CHANNELS,
+            NOPE,
+            GROUP,
+            DATA_BYTES,
+            SCALE_BYTES,
+            SCALE_OFFSET,
+            FNUZ,
+        )
 
 
 def qnorm_rope_insert(
@@ -89,8 +105,8 @@ def qnorm_rope_insert(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if tokens == 0:
         return out
-    grid = (tokens, triton.cdiv(heads, tuning.HEADS_PER_PROGRAM) + 1)
-    qnorm_rope_insert_kernel[grid](
+    programs = tokens * triton.cdiv(heads, tuning.HEADS_PER_PROGRAM) + triton.cdiv(tokens, tuning.KEYS_PER_PROGRAM)
+    qnorm_rope_insert_kernel[(programs,)](
         query,
         key,
         positions,
@@ -102,10 +118,12 @@ def qnorm_rope_insert(
         query.stride(1),
         key.stride(0),
         window.pages.stride(0),
+        tokens,
         heads,
         norm_eps,
         CHANNELS=HEAD_DIM,
         HEADS=tuning.HEADS_PER_PROGRAM,
+        KEYS=tuning.KEYS_PER_PROGRAM,
         ROWS_PER_PAGE=layout.rows_per_page,
         DATA_BYTES=layout.data_bytes,
         SCALE_BYTES=layout.scale_bytes,

@@ -10,6 +10,8 @@ import torch
 from dsv4_rocm import arch
 from dsv4_rocm.cache.layout import CacheLayout
 from dsv4_rocm.testing import cdna
+from dsv4_rocm.testing.bench.cuda_builds import cuda_builds
+from dsv4_rocm.testing.bench.recorder import AMD, launches
 from dsv4_rocm.testing.cdna.program import ARCHES
 
 # Triton 3.9 warns once a process unless this is chosen; fused is what ships today.
@@ -48,3 +50,13 @@ def sparse_cache(make_cache) -> Callable[[CacheLayout, list[tuple[int, int]]], A
         return cache
 
     return build
+
+
+@pytest.fixture
+def build() -> Callable[[str, Callable[[], Any]], list[Any]]:
+    """Call a launcher for an architecture without running anything: its kernels, as it would have them compiled."""
+
+    def compiled(name: str, launch: Callable[[], Any]) -> list[Any]:
+        return list(launches(name, launch, run=False) if name in AMD else cuda_builds(name, launch))
+
+    return compiled
