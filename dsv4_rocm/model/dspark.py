@@ -110,6 +110,7 @@ class BlockLayer(DecoderLayer):
     """One stage. The first also projects the context, the last also has the heads; names are the checkpoint's."""
 
     attention = BlockAttention
+    attn: BlockAttention
 
     def __init__(self, context: LayerContext, layer: LayerSpec, dspark: DSparkSpec, prefix: str) -> None:
         super().__init__(context, layer, prefix)
@@ -239,7 +240,8 @@ class DSparkDraftModel(nn.Module):
 
     def compute_confidence(self, head_hidden: Tensor, markov_embed: Tensor) -> Tensor:
         """[tokens, hidden], [tokens, rank] -> probability that each draft is accepted, fp32 [tokens, 1]."""
-        return torch.sigmoid(self.model.confidence_head.proj(torch.cat([head_hidden, markov_embed], -1)))
+        head: ConfidenceHead = self.model.stages[-1].confidence_head
+        return torch.sigmoid(head.proj(torch.cat([head_hidden, markov_embed], -1)))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load `mtp.*` of a checkpoint; see `dsv4_rocm.model.weights`."""

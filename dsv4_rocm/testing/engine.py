@@ -68,7 +68,8 @@ def run_engine(directory: Path, name: str, scenario: dict[str, Any], env: dict[s
     if done.returncode != 0:
         raise RuntimeError(f"engine {name} failed:\n{log[-4000:]}")
     result = json.loads(target.read_text())
-    drafts = Drafts(*result["drafts"][:2], tuple(result["drafts"][2]))
+    tokens, accepted, by_position = result["drafts"]
+    drafts = Drafts(tokens, accepted, tuple(by_position))
     calls = torch.load(_calls_file(target)) if _calls_file(target).exists() else {}
     return EngineRun(result["requests"], result["platform"], result["vllm"], result["preemptions"], log, drafts, calls)
 
