@@ -41,18 +41,16 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class DSparkSpec:
-    """What config.json says of DSpark draft stages.
+    """What config.json says of DSpark draft stages. The noise token's id is vLLM's business.
 
     Attributes:
         block_size: tokens that a stage was trained to draft at once.
-        noise_token: id that stands for the tokens to be drafted.
         target_layers: decoder layers whose streams, averaged and projected, are the draft's context.
         markov_rank: width of the Markov head.
         stages: number of draft layers.
     """
 
     block_size: int
-    noise_token: int
     target_layers: tuple[int, ...]
     markov_rank: int
     stages: int
@@ -211,7 +209,6 @@ def _dspark(config: _Reader) -> DSparkSpec | None:
         return None
     return DSparkSpec(
         block_size=config.need("dspark_block_size"),
-        noise_token=config.need("dspark_noise_token_id"),
         target_layers=tuple(config.need("dspark_target_layer_ids")),
         markov_rank=config.need("dspark_markov_rank"),
         stages=config.get("n_mtp_layers", 3),

@@ -19,7 +19,7 @@ from dsv4_rocm.checkpoint import (
 )
 from dsv4_rocm.model_spec import FLASH, PRO, DSparkSpec, ModelSpec
 from dsv4_rocm.testing.tiny_checkpoint import write_checkpoint
-from dsv4_rocm.testing.tiny_config import DEMO
+from dsv4_rocm.testing.tiny_config import DEMO, TinyDSpark, read_config
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_whole_checkpoint_passes(checkpoint: Path) -> None:
     assert all(name.startswith("mtp.") for name in files.skipped)
 
 
-FLASH_DSPARK = replace(FLASH, dspark=DSparkSpec(5, 128799, (40, 41, 42), 256, 3), num_draft_layers=3)
+FLASH_DSPARK = replace(FLASH, dspark=DSparkSpec(5, (40, 41, 42), 256, 3), num_draft_layers=3)
 
 
 @pytest.mark.parametrize(("spec", "count"), [(FLASH, 69_187), (PRO, 145_116), (FLASH_DSPARK, 72_317)])
@@ -64,6 +64,17 @@ def test_drafts_are_checked_like_the_rest(checkpoint: Path) -> None:
         ValueError, match=r"mtp\.0\.enorm\.weight must be BF16 or .* \[256\] by config.json, got F32 \[3\]"
     ):
         verify_draft(checkpoint, spec)
+
+
+def test_a_whole_dspark_checkpoint_passes(tmp_path: Path) -> None:
+    dspark = TinyDSpark(target_layer_ids=(3, 4, 5), block_size=4, markov_rank=64)
+    write_checkpoint(tmp_path, replace(DEMO, dspark=dspark), weights="fp8", drafts_agree=False)
+    spec = ModelSpec.from_directory(tmp_path)
+    assert spec.dspark == DSparkSpec(4, (3, 4, 5), 64, 3)
+    assert [layer.index for layer in spec.draft_layers] == [6, 7, 8]
+    assert read_config(tmp_path).dspark == dspark
+    verify(tmp_path)
+    verify_draft(tmp_path, spec)
 
 
 def test_a_checkpoint_without_drafts_names_the_file(tmp_path: Path) -> None:

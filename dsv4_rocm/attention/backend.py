@@ -91,6 +91,10 @@ class CacheModule(nn.Module, AttentionLayerBase):
         group = step[self.prefix]
         return PagedCache(self.layout, self.kv_cache, group.block_table, group.slots)
 
+    def at_slots(self, slots: Tensor) -> PagedCache:
+        """This cache for a writer that is told its slots outside a step: int64 [tokens]."""
+        return PagedCache(self.layout, self.kv_cache, slots.new_zeros(0, 0, dtype=torch.int32), slots)
+
 
 def mark_draft_caches(model: nn.Module) -> None:
     """Say that the caches of this model are a draft's."""

@@ -16,11 +16,13 @@ class GroupMetadata:
         batch: the query tokens; the same in every group.
         block_table: int32 [requests, blocks] of this group.
         slots: int64 [tokens], where each token writes its row, -1 for nothing.
+        causal: whether a token sees nothing behind itself; False in a draft that sees its whole block.
     """
 
     batch: TokenBatch
     block_table: Tensor
     slots: Tensor
+    causal: bool = True
 
 
 def step_metadata() -> dict[str, GroupMetadata] | None:

@@ -49,4 +49,4 @@ class MetadataBuilder(AttentionMetadataBuilder):
             request=request,
             tokens_per_request=uniform_tokens(common.num_reqs, count, common.max_query_len),
         )
-        return GroupMetadata(batch=batch, block_table=common.block_table_tensor, slots=slots)
+        return GroupMetadata(batch, common.block_table_tensor, slots, causal=bool(common.causal))

@@ -10,7 +10,7 @@ from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.interfaces import SupportsPP
+from vllm.model_executor.models.interfaces import SupportsEagle3, SupportsPP
 from vllm.model_executor.models.utils import PPMissingLayer, make_layers, maybe_prefix
 from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
@@ -69,6 +69,7 @@ class DeepseekV4Model(nn.Module):
             self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
             self.hc_head = HyperHead(spec)
         self.streams_for_draft: Tensor | None = None
+        self.mean_after: tuple[int, ...] = ()  # numbers of layers, from 1, whose mean streams a DSpark draft reads
 
     def keep_streams(self, tokens: int) -> None:
         """From now on the streams before the head stay readable: [tokens, hc_mult * hidden], for a serial draft."""
@@ -78,24 +79,27 @@ class DeepseekV4Model(nn.Module):
 
     def forward(
         self, input_ids: Tensor, intermediate: IntermediateTensors | None, inputs_embeds: Tensor | None
-    ) -> Tensor | IntermediateTensors:
-        """int [tokens] -> [tokens, hidden], or the streams [tokens, hc_mult, hidden] for the next stage."""
+    ) -> Tensor | IntermediateTensors | tuple[Tensor, list[Tensor]]:
+        """int [tokens] -> [tokens, hidden], and the means of `mean_after`; or the streams for the next stage."""
         if intermediate is None:
             embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
             streams = embedded[:, None].repeat(1, self._spec.hc_mult, 1)
         else:
             streams = intermediate["hidden_states"]
-        for layer in self.layers[self.start_layer : self.end_layer]:
-            streams = layer(streams, input_ids)
+        means = []
+        for number in range(self.start_layer, self.end_layer):
+            streams = self.layers[number](streams, input_ids)
+            if number + 1 in self.mean_after:
+                means.append(streams.mean(1))
         if not get_pp_group().is_last_rank:
             return IntermediateTensors({"hidden_states": streams})
         if self.streams_for_draft is not None:
             self.streams_for_draft[: streams.shape[0]].copy_(streams.flatten(1))
         merged: Tensor = self.norm(self.hc_head(streams))
-        return merged
+        return (merged, means) if means else merged
 
 
-class DeepseekV4ForCausalLM(nn.Module, SupportsPP):
+class DeepseekV4ForCausalLM(nn.Module, SupportsPP, SupportsEagle3):
     """The served model."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -131,7 +135,7 @@ class DeepseekV4ForCausalLM(nn.Module, SupportsPP):
         positions: Tensor,
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: Tensor | None = None,
-    ) -> Tensor | IntermediateTensors:
+    ) -> Tensor | IntermediateTensors | tuple[Tensor, list[Tensor]]:
         """One step; positions come with the caches' metadata, so that both cannot disagree."""
         return self.model(input_ids, intermediate_tensors, inputs_embeds)
 
@@ -143,6 +147,10 @@ class DeepseekV4ForCausalLM(nn.Module, SupportsPP):
     def get_mtp_target_hidden_states(self) -> Tensor | None:
         """The last step's streams before the head, which vLLM hands to a serial draft; None without one."""
         return self.model.streams_for_draft
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Layers, counted from 1, after which the mean of the streams is handed to a DSpark draft."""
+        self.model.mean_after = tuple(layers)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a checkpoint by DeepSeek's tensor names; see `dsv4_rocm.model.weights`."""

@@ -13,12 +13,14 @@ from dsv4_rocm.model_spec import LayerSpec
 class DecoderLayer(nn.Module):
     """A decoder layer of any kind."""
 
+    attention: type[Attention] = Attention
+
     def __init__(self, context: LayerContext, layer: LayerSpec, prefix: str) -> None:
         super().__init__()
         spec = context.spec
         self.hc_attn = make_hyper_connection(context)
         self.attn_norm = RMSNorm(spec.hidden_size, spec.norm_eps)
-        self.attn = Attention(context, layer.kind, f"{prefix}.attn")
+        self.attn = self.attention(context, layer.kind, f"{prefix}.attn")
         self.hc_ffn = make_hyper_connection(context)
         self.ffn_norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self.ffn = make_moe(context, layer, f"{prefix}.ffn")

@@ -43,7 +43,8 @@ class DraftLayer(DecoderLayer):
             [tokens, hc_mult, hidden].
         """
         carried = self.h_proj(self.hnorm(streams.flatten(0, 1))).view_as(streams)
-        return self(self.e_proj(self.enorm(embedded))[:, None] + carried, token_ids)
+        drafted: Tensor = self(self.e_proj(self.enorm(embedded))[:, None] + carried, token_ids)
+        return drafted
 
     def merge(self, streams: Tensor) -> Tensor:
         """[tokens, hc_mult, hidden] -> [tokens, hidden], ready for the output head."""

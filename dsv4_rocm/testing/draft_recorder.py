@@ -1,4 +1,4 @@
-"""Watch a serial draft inside an engine: what every step was given, and the logits it came to."""
+"""Watch drafts inside an engine: what every step was given, and the logits it came to."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,5 +42,48 @@ def recorded_drafts() -> Iterator[list[Call]]:
     with (
         mock.patch.object(DeepSeekV4MTPModel, "forward", recording_forward),
         mock.patch.object(DeepSeekV4MTPModel, "compute_logits", recording_logits),
+    ):
+        yield calls
+
+
+@contextmanager
+def recorded_blocks() -> Iterator[list[Call]]:
+    """Collect the proposals of DSparkDraftModel made inside the block, in order.
+
+    Yields:
+        One dict per proposal: `ids` and `positions` [tokens], the block; `logits` fp32 [tokens, vocab] without the
+        Markov head's part; `before` [steps, requests], the token before each draft; `confidence` [steps, requests].
+    """
+    from dsv4_rocm.model.dspark import DSparkDraftModel
+
+    forward, compute_logits = DSparkDraftModel.forward, DSparkDraftModel.compute_draft_logits
+    markov_embed = DSparkDraftModel.markov_embed
+    calls: list[Call] = []
+
+    def recording_forward(self: Any, input_ids: Tensor, positions: Tensor, **kwargs: Any) -> Tensor:
+        result = forward(self, input_ids, positions, **kwargs)
+        calls.append({"ids": input_ids.clone(), "positions": positions.clone(), "hidden": result.clone()})
+        return result
+
+    def recording_logits(self: Any, hidden_states: Tensor) -> Tensor | None:
+        logits = compute_logits(self, hidden_states)
+        assert logits is not None
+        calls[-1]["logits"] = logits.clone()
+        return logits
+
+    def recording_embed(self: Any, token_ids: Tensor) -> Tensor:
+        embedded = markov_embed(self, token_ids)
+        call = calls[-1]
+        before = call.get("before", token_ids.new_zeros(0, len(token_ids)))
+        hidden = call["hidden"].unflatten(0, (len(token_ids), -1))[:, len(before)]  # [requests, d]
+        confidence = self.compute_confidence(hidden, embedded).view(1, -1)
+        call["confidence"] = torch.cat([call.get("confidence", confidence[:0]), confidence])
+        call["before"] = torch.cat([before, token_ids[None].clone()])
+        return embedded
+
+    with (
+        mock.patch.object(DSparkDraftModel, "forward", recording_forward),
+        mock.patch.object(DSparkDraftModel, "compute_draft_logits", recording_logits),
+        mock.patch.object(DSparkDraftModel, "markov_embed", recording_embed),
     ):
         yield calls

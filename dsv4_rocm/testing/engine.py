@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
-from dsv4_rocm.testing.draft_recorder import recorded_drafts
+from dsv4_rocm.testing.draft_recorder import recorded_blocks, recorded_drafts
 
 TOP_LOGPROBS = 5
+RECORDERS = {"mtp": recorded_drafts, "dspark": recorded_blocks}
+V2_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}  # its kernels have no other form on a CPU
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -40,7 +42,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """What an engine answered, and what it logged; `draft_calls` by step are those of `recorded_drafts`."""
+    """What an engine answered, and what it logged; `draft_calls` by step are those of its recorder."""
 
     requests: dict[str, list[dict[str, Any]]]
     platform: str
@@ -66,7 +68,8 @@ def run_engine(directory: Path, name: str, scenario: dict[str, Any], env: dict[s
     if done.returncode != 0:
         raise RuntimeError(f"engine {name} failed:\n{log[-4000:]}")
     result = json.loads(target.read_text())
-    drafts = Drafts(*result["drafts"][:2], tuple(result["drafts"][2]))
+    tokens, accepted, by_position = result["drafts"]
+    drafts = Drafts(tokens, accepted, tuple(by_position))
     calls = torch.load(_calls_file(target)) if _calls_file(target).exists() else {}
     return EngineRun(result["requests"], result["platform"], result["vllm"], result["preemptions"], log, drafts, calls)
 
@@ -100,7 +103,8 @@ def _run(scenario: dict[str, Any], calls_file: Path) -> dict[str, Any]:
     results, calls = {}, {}
     for step in scenario["steps"]:
         if step.get("record_drafts"):
-            with recorded_drafts() as calls[step["name"]]:
+            method = scenario["engine"]["speculative_config"]["method"]
+            with RECORDERS[method]() as calls[step["name"]]:
                 results[step["name"]] = _run_step(llm, step)
         else:
             results[step["name"]] = _run_step(llm, step)
@@ -158,11 +162,21 @@ def _request(output: Any) -> dict[str, Any]:
     }
 
 
+def make_triton_active() -> None:
+    """A CPU build of vLLM looks for a driver called cpu before it launches a kernel, interpreted or not."""
+    from triton.backends import Backend, backends
+
+    driver = type("InterpreterDriver", (), {"is_active": staticmethod(lambda: True)})
+    backends["cpu"] = Backend(compiler=None, driver=driver)
+
+
 def main(source: Path, target: Path) -> None:
     """Entry of the subprocess."""
     scenario = json.loads(source.read_text())
     if scenario.get("no_amx"):  # as on a CPU without AMX, whatever this one has
         torch.cpu._is_amx_tile_supported = lambda: False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        make_triton_active()
     target.write_text(json.dumps(_run(scenario, _calls_file(target))))
 
 

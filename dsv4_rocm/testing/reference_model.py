@@ -61,6 +61,14 @@ class ReferenceModel:
         return streams
 
     @torch.no_grad()
+    def streams_after(self, ids: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        """Residual streams behind some layers, of a whole sequence: int64 [tokens] -> [tokens, 4, d] each."""
+        streams, kept = self.params["embed.weight"][ids][:, None].expand(-1, self.config.hc_mult, -1), {}
+        for layer, layer_cache in enumerate(self.new_cache()):
+            kept[layer] = streams = self._block(f"layers.{layer}", streams, ids, 0, layer_cache)
+        return [kept[layer] for layer in layers]
+
+    @torch.no_grad()
     def head(self, streams: Tensor, stage: str = "") -> Tensor:
         """Logits of streams: [tokens, 4, d] -> [tokens, vocab]; `stage` "mtp.0" uses that stage's mix and norm."""
         params = self.params.under(stage) if stage else self.params
@@ -107,7 +115,7 @@ class ReferenceModel:
 
     def _layers(self) -> list[tuple[str, int]]:
         layers = [(f"layers.{layer}", ratio) for layer, ratio in enumerate(self.config.compress_ratios)]
-        return layers + [(f"mtp.{stage}", 0) for stage in range(self.config.num_nextn_predict_layers)]
+        return layers + [(f"mtp.{stage}", 0) for stage in range(self.config.num_draft_layers)]
 
     def _block(self, name: str, streams: Tensor, ids: Tensor, start: int, cache: LayerCache) -> Tensor:
         config, params, eps = self.config, self.params.under(name), self.config.rms_norm_eps

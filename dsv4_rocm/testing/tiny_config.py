@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,16 @@ index_head_dim index_topk moe_intermediate_size n_routed_experts num_experts_per
 swiglu_limit rms_norm_eps hc_mult hc_sinkhorn_iters hc_eps rope_theta compress_rope_theta max_position_embeddings
 num_nextn_predict_layers
 """
+
+
+@dataclass(frozen=True, slots=True)
+class TinyDSpark:
+    """DSpark draft stages in place of the serial MTP ones; field names are those of config.json without `dspark_`."""
+
+    target_layer_ids: tuple[int, ...]
+    block_size: int = 5
+    noise_token_id: int = 7
+    markov_rank: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class TinyConfig:
     yarn_beta_slow: int = 1
     max_position_embeddings: int = 65536
     num_nextn_predict_layers: int = 1
+    dspark: TinyDSpark | None = None
+    n_mtp_layers: int = 3  # with dspark only
 
     def __post_init__(self) -> None:
         if not self.compress_ratios or set(self.compress_ratios) - set(LAYER_TYPES):
@@ -81,6 +93,11 @@ class TinyConfig:
     def num_hidden_layers(self) -> int:
         return len(self.compress_ratios)
 
+    @property
+    def num_draft_layers(self) -> int:
+        """Layers below `mtp.*`; DSpark checkpoints say num_nextn_predict_layers 1 whatever they hold."""
+        return self.num_nextn_predict_layers if self.dspark is None else self.n_mtp_layers
+
     def check_weight_format(self, weights: WeightFormat) -> None:
         """Raise ValueError where a size does not fit the quantization blocks of `weights`."""
         if weights not in WEIGHT_FORMATS:
@@ -93,6 +110,8 @@ class TinyConfig:
 
 ORACLE = TinyConfig(compress_ratios=(0, 4, 128, 4, 128, 0), o_lora_rank=64, moe_intermediate_size=64)
 DEMO = TinyConfig(compress_ratios=(0, 0, 4, 128, 4, 128), num_hash_layers=3)
+
+ORACLE_DSPARK = replace(ORACLE, dspark=TinyDSpark(target_layer_ids=(3, 4, 5)))
 
 
 def config_json(config: TinyConfig, weights: WeightFormat = "float32", form: ConfigForm = "deepseek") -> dict[str, Any]:
@@ -125,6 +144,9 @@ def config_json(config: TinyConfig, weights: WeightFormat = "float32", form: Con
         "use_cache": True,
     }
     result |= {name: getattr(config, name) for name in SHARED_FIELDS.split()}
+    if config.dspark is not None:
+        result |= {f"dspark_{name}": value for name, value in asdict(config.dspark).items()}
+        result["n_mtp_layers"] = config.n_mtp_layers
     result |= _deepseek_fields(config) if form == "deepseek" else _transformers_fields(config)
     if weights in ("fp8", "fp8-experts"):
         result["expert_dtype"] = "fp4" if weights == "fp8" else "fp8"
@@ -150,7 +172,7 @@ def _yarn(config: TinyConfig) -> dict[str, Any]:
 
 def _deepseek_fields(config: TinyConfig) -> dict[str, Any]:
     return {
-        "compress_ratios": [*config.compress_ratios, *[0] * config.num_nextn_predict_layers],
+        "compress_ratios": [*config.compress_ratios, *[0] * config.num_draft_layers],
         "num_hash_layers": config.num_hash_layers,
         "qk_rope_head_dim": config.qk_rope_head_dim,
         "rope_scaling": _yarn(config),
@@ -191,4 +213,7 @@ def read_config(directory: Path) -> TinyConfig:
         "yarn_beta_fast": yarn["beta_fast"],
         "yarn_beta_slow": yarn["beta_slow"],
     }
+    if "dspark_block_size" in stored:
+        dspark = {f.name: stored[f"dspark_{f.name}"] for f in fields(TinyDSpark)}
+        values["dspark"] = TinyDSpark(**dspark | {"target_layer_ids": tuple(dspark["target_layer_ids"])})
     return TinyConfig(**values)

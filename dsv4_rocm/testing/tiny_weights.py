@@ -8,9 +8,13 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from dsv4_rocm.testing.tiny_config import TinyConfig
+from dsv4_rocm.testing.tiny_config import TinyConfig, TinyDSpark
 
 QUIET = 1 / 8  # a power of two: what is stored in FP8 or FP4 rounds the same
+SHARED = 0.5
+MARKOV_WEIGHT = 2
+LOUD = 8
+_HEAD = ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale")
 _LOUD = re.compile(r"\.attn\.wo_b\.weight$|\.ffn\..*\.w2\.weight$")
 
 
@@ -43,8 +47,12 @@ def tensor_table(config: TinyConfig) -> Iterator[TensorSpec]:
     yield from _head_mix("", config)
     for layer, ratio in enumerate(config.compress_ratios):
         yield from _decoder_layer(f"layers.{layer}", config, ratio, hashed=layer < config.num_hash_layers)
-    for stage in range(config.num_nextn_predict_layers):
-        yield from _mtp_stage(f"mtp.{stage}", config)
+    for stage in range(config.num_draft_layers):
+        yield from _decoder_layer(f"mtp.{stage}", config, ratio=0, hashed=False)
+        if config.dspark is None:
+            yield from _mtp_parts(f"mtp.{stage}", config)
+    if config.dspark is not None:
+        yield from _dspark_parts(config, config.dspark)
 
 
 def draw_weights(config: TinyConfig, seed: int = 0) -> dict[str, Tensor]:
@@ -68,16 +76,47 @@ def make_drafts_agree(config: TinyConfig, weights: Mapping[str, Tensor]) -> dict
     """Weights of a model whose draft is often right: the draft of random weights never is.
 
     Attention and experts add little to the streams, so that the next token depends mostly, but not only, on the last
-    one; the draft takes that token's embedding as it is and reads it with the target's own head.
+    one. A serial draft takes that token's embedding as it is and reads it with the target's own head; see
+    `_agreeing_dspark` for the other kind.
     """
     changed = {name: value * QUIET if _LOUD.search(name) else value for name, value in weights.items()}
+    if config.dspark is not None:
+        return changed | _agreeing_dspark(config, config.dspark, weights)
     for stage in range(config.num_nextn_predict_layers):
         prefix = f"mtp.{stage}"
         changed[f"{prefix}.e_proj.weight"] = torch.eye(config.hidden_size)
         changed[f"{prefix}.h_proj.weight"] = weights[f"{prefix}.h_proj.weight"] * QUIET
         changed[f"{prefix}.enorm.weight"] = torch.ones(config.hidden_size)
-        for name in ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale"):
-            changed[f"{prefix}.{name}"] = weights[name]
+        changed |= {f"{prefix}.{name}": weights[name] for name in _HEAD}
+    return changed
+
+
+def _agreeing_dspark(config: TinyConfig, dspark: TinyDSpark, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A Markov head that knows what follows a token, and stages whose attention rests on the noise tokens' rows.
+
+    All embeddings share a component, by which every query asks for channel 0; only the row of the noise token answers,
+    and wo_a ignores that channel. So a token that sees the noise behind it adds nothing, and one that does not, as in a
+    causal window, adds what it finds in the context.
+    """
+    hidden, last = config.hidden_size, f"mtp.{config.num_draft_layers - 1}"
+    embedding = weights["embed.weight"] + SHARED
+    changed = {"embed.weight": embedding} | {f"{last}.{name}": weights[name] for name in _HEAD}
+    unit = embedding * torch.rsqrt(embedding.square().mean(-1, keepdim=True))
+    changed[f"{last}.markov_head.markov_w1.weight"] = unit * weights["norm.weight"]
+    changed[f"{last}.markov_head.markov_w2.weight"] = weights["head.weight"] * MARKOV_WEIGHT
+    for stage in range(config.num_draft_layers):
+        prefix = f"mtp.{stage}.attn"
+        parts = {name: weights[f"{prefix}.{name}.weight"].clone() for name in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")}
+        noise = unit[dspark.noise_token_id] * weights[f"{prefix}_norm.weight"]
+        noise = noise / noise.norm()
+        parts["wq_a"][0] = hidden**-0.5
+        parts["wq_b"][:: config.head_dim] = 0
+        parts["wq_b"][:: config.head_dim, 0] = 4
+        parts["wkv"] -= torch.outer(parts["wkv"] @ noise, noise)
+        parts["wkv"][0] = 4 * noise
+        parts["wo_a"][:, :: config.head_dim] = 0
+        parts["wo_b"] *= LOUD
+        changed |= {f"{prefix}.{name}.weight": value for name, value in parts.items()}
     return changed
 
 
@@ -165,10 +204,20 @@ def _moe(prefix: str, config: TinyConfig, hashed: bool) -> Iterator[TensorSpec]:
         yield _fp8(f"{prefix}.shared_experts.{name}", rows, cols)
 
 
-def _mtp_stage(prefix: str, config: TinyConfig) -> Iterator[TensorSpec]:
-    yield from _decoder_layer(prefix, config, ratio=0, hashed=False)
+def _mtp_parts(prefix: str, config: TinyConfig) -> Iterator[TensorSpec]:
     for name in ("e_proj", "h_proj"):
         yield _fp8(f"{prefix}.{name}", config.hidden_size, config.hidden_size)
     for name in ("enorm", "hnorm", "norm"):
         yield _norm(f"{prefix}.{name}", config.hidden_size)
     yield from _head_mix(f"{prefix}.", config)
+
+
+def _dspark_parts(config: TinyConfig, dspark: TinyDSpark) -> Iterator[TensorSpec]:
+    last, hidden, rank = f"mtp.{config.num_draft_layers - 1}", config.hidden_size, dspark.markov_rank
+    yield _fp8("mtp.0.main_proj", hidden, len(dspark.target_layer_ids) * hidden)
+    yield _norm("mtp.0.main_norm", hidden)
+    yield _norm(f"{last}.norm", hidden)
+    yield from _head_mix(f"{last}.", config)
+    yield _bf16(f"{last}.markov_head.markov_w1.weight", config.vocab_size, rank, std=1.0)
+    yield _bf16(f"{last}.markov_head.markov_w2.weight", config.vocab_size, rank)
+    yield _bf16(f"{last}.confidence_head.proj.weight", 1, hidden + rank)

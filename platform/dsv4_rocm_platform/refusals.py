@@ -114,8 +114,8 @@ def _check_speculation(config: Any) -> Iterator[str]:
     if speculative is None:
         return
     flag, method = "--speculative-config", speculative.method
-    if method != "mtp":
-        yield f"{flag} method={method} is not available; use mtp, or leave {flag} out"
+    if method not in ("mtp", "dspark"):
+        yield f"{flag} method={method} is not available; use mtp or dspark, or leave {flag} out"
         return
     if arch.current() is arch.SM120:
         yield f"{flag} is not available on {arch.SM120.name} ({', '.join(arch.SM120.products)}); leave it out"
@@ -133,11 +133,9 @@ def _check_speculation(config: Any) -> Iterator[str]:
 
 def _check_draft(config: Any, spec: ModelSpec, method: str) -> Iterator[str]:
     model, flag = config.model_config.model, "--speculative-config"
-    if spec.dspark is not None:
-        yield (
-            f"{model}: config.json has dspark_block_size, so its draft modules are DSpark's, which {flag} "
-            f"method={method} cannot load; use method=dspark"
-        )
+    if (stored := "mtp" if spec.dspark is None else "dspark") != method:
+        found = "no dspark_block_size" if spec.dspark is None else "a dspark_block_size"
+        yield f"{model}: config.json has {found}, so {flag} method={method} cannot load its drafts; use method={stored}"
         return
     if spec.num_draft_layers == 0:
         yield f"{model}: config.json has no draft layers (num_nextn_predict_layers is 0); leave {flag} out"

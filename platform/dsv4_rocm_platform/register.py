@@ -23,6 +23,7 @@ CLASSES = {
 MODELS = {
     "DeepseekV4ForCausalLM": "dsv4_rocm.model.causal_lm:DeepseekV4ForCausalLM",
     "DeepSeekV4MTPModel": "dsv4_rocm.model.mtp:DeepSeekV4MTPModel",
+    "DSparkDraftModel": "dsv4_rocm.model.dspark:DSparkDraftModel",
 }
 
 

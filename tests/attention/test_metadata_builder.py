@@ -31,6 +31,7 @@ def common(query_start: list[int], seq_lens: list[int], slots: list[int]) -> Sim
         num_actual_tokens=len(slots),
         slot_mapping=torch.tensor(slots),
         block_table_tensor=torch.zeros(len(seq_lens), 4, dtype=torch.int32),
+        causal=True,
     )
 
 
@@ -39,6 +40,13 @@ def test_two_prefills_start_at_their_own_zero() -> None:
     assert step.batch.request.tolist() == [0, 0, 0, 1, 1]
     assert step.batch.positions.tolist() == [0, 1, 2, 0, 1]
     assert step.slots.tolist() == [64, 65, 66, 128, 129]
+    assert step.causal
+
+
+def test_a_draft_that_sees_its_whole_block_is_not_causal() -> None:
+    batch = common([0, 2], [9], [64, 65])
+    batch.causal = False
+    assert not builder(swa_layout(Encoding.FP8)).build(0, batch).causal
 
 
 def test_entries_get_slots_of_closing_tokens() -> None:

@@ -55,6 +55,10 @@ def main():
 
 
 if __name__ == "__main__":
+    if "--interpreted" in sys.argv:
+        from dsv4_rocm.testing.engine import make_triton_active
+
+        make_triton_active()
     if "--no-amx" in sys.argv:
         import torch
 

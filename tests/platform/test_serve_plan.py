@@ -1,6 +1,7 @@
 """What a server accepts, translates and refuses, through vLLM's own configuration (F-05, F-06, F-10)."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dsv4_rocm import arch
-from dsv4_rocm.testing.tiny_config import DEMO, config_json
+from dsv4_rocm.testing.engine import V2_RUNNER
+from dsv4_rocm.testing.tiny_checkpoint import write_checkpoint
+from dsv4_rocm.testing.tiny_config import DEMO, TinyDSpark, config_json
 from dsv4_rocm_platform.refusals import _check_speculation
 from dsv4_rocm_platform.serve_plan import translate_attention_config
 
@@ -17,6 +20,9 @@ CONNECTOR_WITHOUT_HYBRID = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv
 CONNECTOR_WITH_HYBRID = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+DSPARK = {
+    "speculative_config": {"method": "dspark", "num_speculative_tokens": 7, "draft_sample_method": "greedy"},
+}
 
 # case -> (arguments, words the one error must hold)
 REFUSED = {
@@ -55,13 +61,14 @@ REFUSED = {
     "connector": ({"kv_transfer_config": CONNECTOR_WITHOUT_HYBRID}, ["LMCacheConnectorV1", "hybrid KV cache manager"]),
     "speculation-ngram": (
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
-        ["--speculative-config method=ngram", "use mtp"],
+        ["--speculative-config method=ngram", "use mtp or dspark"],
     ),
     "speculation-too-deep": (
         {"speculative_config": {"method": "mtp", "num_speculative_tokens": 8}},
         ["num_speculative_tokens must be at most 7", "got 8"],
     ),
-    "speculation-mtp-of-dspark": (MTP, ["dspark_block_size", "method=mtp", "use method=dspark"]),
+    "speculation-mtp-of-dspark": (MTP, ["a dspark_block_size", "method=mtp", "use method=dspark"]),
+    "speculation-dspark-of-mtp": (DSPARK, ["no dspark_block_size", "method=dspark", "use method=mtp"]),
     "speculation-without-layers": (MTP, ["config.json has no draft layers", "leave --speculative-config out"]),
     "speculation-without-weights": (MTP, ["model.safetensors.index.json has no draft weights", "mtp.*"]),
     "speculation-unknown-tensor": (MTP, ["no part of DeepSeek-V4 is called mtp.0.mystery.weight"]),
@@ -132,6 +139,7 @@ def spoil_drafts(checkpoint, spoil):
 
     return {
         "speculation-mtp-of-dspark": spoil("block-drafts", config=lambda values: values.update(dspark)),
+        "speculation-dspark-of-mtp": (DSPARK, ["no dspark_block_size", "method=dspark", "use method=mtp"]),
         "speculation-without-layers": spoil("no-layers", config=no_layers),
         "speculation-without-weights": change(
             "no-drafts", lambda tensors: {k: t for k, t in tensors.items() if not k.startswith("mtp.")}
@@ -198,6 +206,13 @@ def test_drafts_on_sm120_are_refused_by_name():
     assert problem == "--speculative-config is not available on sm120 (RTX PRO 6000); leave it out"
     with arch.override("sm90"):
         assert list(_check_speculation(config)) == []
+
+
+def test_dspark_is_planned_for_the_v2_runner(tmp_path, drive):
+    model = write_checkpoint(tmp_path / "tiny", replace(DEMO, dspark=TinyDSpark(target_layer_ids=(3, 4, 5))), "fp8")
+    outcomes = drive("config_driver.py", {"dspark": {"model": str(model)} | DSPARK}, "--interpreted", **V2_RUNNER)
+    assert outcomes["dspark"]["error"] is None, outcomes["dspark"]["error"]
+    assert outcomes["dspark"]["rows"] == "fp8"
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
