@@ -192,10 +192,13 @@ class _Stubs:
     def mhc(self, name: str, part: str, *args: Tensor, **_: Any) -> Any:
         self.add(f"{part}: vLLM mHC", LIBRARY[name])
         streams = args[0] if name == "MHCPreOp" else args[1]
+        mixed = torch.empty_like(streams)
+        if name == "MHCPostOp":
+            return mixed
         tokens, count, _hidden = streams.shape
         post, comb = (streams.new_empty(tokens, count, size, dtype=torch.float32) for size in (1, count))
-        mixed = {"MHCPreOp": (), "MHCPostOp": streams, "MHCFusedPostPreOp": (torch.empty_like(streams),)}[name]
-        return mixed if name == "MHCPostOp" else (*mixed, post, comb, torch.empty_like(streams[:, 0]))
+        before = post, comb, torch.empty_like(streams[:, 0])
+        return before if name == "MHCPreOp" else (mixed, *before)
 
     def norm(self, part: str, x: Tensor) -> Tensor:
         self.add(f"{part}: vLLM norms", LIBRARY["RMSNorm"])
