@@ -67,7 +67,7 @@ def test_facts_replace_the_tables_of_a_page(tmp_path) -> None:
     assert text.startswith("# Facts\n")
     assert text.endswith("\nend\n")
     assert "old" not in text
-    assert f"| gfx942 | {layer} | 157 | 11 |" in text
+    assert f"| gfx942 | {layer} | 157 | {parts} |" in text
     page.write_text("nothing")
     with pytest.raises(ValueError, match="must have the lines"):
         facts.update(page, [])

@@ -4,8 +4,7 @@ import pytest
 
 from dsv4_rocm.testing.bench.__main__ import layer_records
 
-# Without the hyper-connections in plain torch. A change that adds a launch shows here.
-MOST = {"swa": 37, "c4a": 52, "c128a": 42}
+MOST = {"swa": 41, "c4a": 56, "c128a": 46}  # a change that adds a launch shows here
 
 
 @pytest.mark.slow
@@ -14,5 +13,5 @@ def test_launches_of_a_layer() -> None:
         kind = record.case.removesuffix("-decode-b1")
         parts = {name: int(count) for name, count in (part.rsplit(" ", 1) for part in record.remark.split(", "))}
         assert record.launches_per_layer == sum(parts.values())
-        mixing = parts["hc_attn: torch"] + parts["hc_ffn: torch"]
-        assert record.launches_per_layer - mixing <= MOST[kind], record.remark
+        assert record.launches_per_layer <= MOST[kind], record.remark
+        assert set(parts) >= {"attn: our ops", "ffn: vLLM fused experts"}

@@ -70,6 +70,14 @@ def _filled(layout: CacheLayout, requests: int, first: int, end: int, tokens: in
     return cache
 
 
+def _scrambled(count: int, page: int = 64) -> Tensor:
+    """Ids 0 .. count in an order that a longer list begins with: more keys change nothing for the first ones."""
+    generator = torch.Generator().manual_seed(0)
+    pages = [first + torch.randperm(page, generator=generator) for first in range(0, count, page)]
+    ids = torch.cat([*pages, torch.zeros(0, dtype=torch.int64)])
+    return ids[ids < count].int()
+
+
 def attention(
     rank: Rank, kind: LayerKind, requests: int = 1, drafts: int = 0, entries: int = 0, fill: bool = True
 ) -> Arguments:
@@ -94,8 +102,7 @@ def attention(
         layout = entries_layout(kind, Encoding.FP8)
         keys = _filled(layout, requests, 0, entries + 1 if fill else 0, first + 256).at(batch)
     if kind is LayerKind.C4A:
-        order = torch.randperm(entries, generator=torch.Generator().manual_seed(0)).int()
-        selected = order.expand(batch.num_tokens, -1).contiguous()
+        selected = _scrambled(entries).expand(batch.num_tokens, -1).contiguous()
     found: Arguments = {
         "query": random(batch.num_tokens, rank.heads, HEAD_DIM),
         "sink": random(rank.heads, dtype=torch.float32),
@@ -121,9 +128,11 @@ def query_insert(rank: Rank, requests: int) -> Arguments:
     }
 
 
-def compress(kind: LayerKind, index: bool, requests: int = 1, closing: bool = True) -> Arguments:
-    """compress_insert of a decode step whose tokens close a group, or do not."""
-    layout = index_layout(Encoding.FP8) if index else entries_layout(kind, Encoding.FP8)
+def compress(
+    kind: LayerKind, index: bool, requests: int = 1, closing: bool = True, encoding: Encoding = Encoding.FP8
+) -> Arguments:
+    """compress_insert of a decode step whose tokens close a group, or do not; index rows in `encoding`."""
+    layout = index_layout(encoding) if index else entries_layout(kind, Encoding.FP8)
     state_of = state_layout(kind, Encoding.FP8, index)
     last = 2 * kind.ratio - (1 if closing else 2)
     batch = token_batch(*[(last, 1)] * requests)
@@ -142,7 +151,7 @@ def compress(kind: LayerKind, index: bool, requests: int = 1, closing: bool = Tr
     }
 
 
-def index_query(requests: int, first: int = 1000, drafts: int = 0) -> Arguments:
+def index_query(requests: int, first: int = 1000, drafts: int = 0, encoding: Encoding = Encoding.FP8) -> Arguments:
     """indexer_query of a decode step."""
     batch = token_batch(*[(first, 1 + drafts)] * requests)
     tokens = batch.num_tokens
@@ -151,14 +160,20 @@ def index_query(requests: int, first: int = 1000, drafts: int = 0) -> Arguments:
         "weights": random(tokens, FLASH.index_heads, dtype=torch.float32),
         "positions": batch.positions,
         "frequencies": rotary_frequencies(FLASH, LayerKind.C4A),
-        "index": index_layout(Encoding.FP8),
+        "index": index_layout(encoding),
     }
 
 
-def index_select(requests: int, entries: int, drafts: int = 0, top_k: int = FLASH.index_topk) -> Arguments:
+def index_select(
+    requests: int,
+    entries: int,
+    drafts: int = 0,
+    top_k: int = FLASH.index_topk,
+    encoding: Encoding = Encoding.FP8,
+) -> Arguments:
     """indexer_select of a decode step over so many visible entries."""
     first = 4 * entries
-    prepared = index_query(requests, first, drafts)
+    prepared = index_query(requests, first, drafts, encoding)
     batch = token_batch(*[(first, 1 + drafts)] * requests)
     index = _filled(prepared["index"], requests, 0, entries + 1, first + 256)
     query = implementations("indexer_query")[-1].load()(**prepared)

@@ -8,7 +8,8 @@ from typing import Any
 from dsv4_rocm import arch
 from dsv4_rocm.arch import GpuArch
 from dsv4_rocm.cache.layout import Encoding, index_layout, swa_layout
-from dsv4_rocm.cache.specs import SERVED
+from dsv4_rocm.cache.specs import SERVED, CacheEncodings
+from dsv4_rocm.kernels.inv_rope_quant.op import SCALE_GROUP
 from dsv4_rocm.kernels.selection import Implementation, implementations
 from dsv4_rocm.model_spec import FLASH, HEAD_DIM, INDEX_HEAD_DIM, LayerKind
 from dsv4_rocm.testing.bench.arguments import (
@@ -44,6 +45,7 @@ class Case:
         emulate: whether the benchmark runs it; others are only compiled.
         shown: whether it is in the benchmark.
         quick: whether tests compile it every time.
+        encodings: of the caches; implementations that refuse them are left out.
     """
 
     op: str
@@ -55,6 +57,7 @@ class Case:
     emulate: bool = True
     shown: bool = True
     quick: bool = True
+    encodings: CacheEncodings = SERVED
 
     def on(self, name: str) -> GpuArch:
         """Facts of an architecture, with this case's number of CUs."""
@@ -71,6 +74,9 @@ def _compressors() -> list[Case]:
         least = kind.overlap * kind.ratio * width * 2 * 4 + 2 * own
         name = f"flash-{group}-decode-b1-closing"
         found.append(Case("compress_insert", name, group, partial(compress, kind, index), bytes_minimum=least))
+    build = partial(compress, LayerKind.C4A, True, encoding=Encoding.MXFP4)
+    name = "flash-index-mxfp4-decode-b1-closing"
+    found.append(Case("compress_insert", name, "index-mxfp4", build, found[-1].bytes_minimum, encodings=MXFP4))
     return found
 
 
@@ -89,6 +95,7 @@ def _attentions() -> list[Case]:
     return found
 
 
+MXFP4 = CacheEncodings(Encoding.FP8, Encoding.MXFP4)
 KEY_ROW, INDEX_ROW = swa_layout(Encoding.FP8).row_bytes, index_layout(Encoding.FP8).row_bytes
 TOKEN = 64 * HEAD_DIM * 2  # bytes of the heads of a Flash token in bf16
 INDEX_TOKEN = 64 * INDEX_HEAD_DIM  # index values of a token
@@ -119,15 +126,21 @@ CASES = (
         600 * INDEX_ROW + 4 * (INDEX_TOKEN + TOP_K),
     ),
     *_attentions(),
-    Case("inv_rope_quant", "flash-tp1-decode-b8", "any", partial(inverse, FLASH_TP1, 8), 8 * 2 * TOKEN),
+    Case(
+        "inv_rope_quant",
+        "flash-tp1-decode-b8",
+        "any",
+        partial(inverse, FLASH_TP1, 8),
+        8 * (TOKEN + TOKEN // 2 + TOKEN // 2 // SCALE_GROUP * 4),
+    ),
 )
 
 
-def serving(op: str, name: str) -> list[Implementation]:
-    """GPU implementations of an op that take served encodings on an architecture."""
+def serving(op: str, name: str, encodings: CacheEncodings = SERVED) -> list[Implementation]:
+    """GPU implementations of an op that take caches in these encodings on an architecture."""
     facts = arch.get(name)
     found = [one for one in implementations(op) if one.name != "reference"]
-    return [one for one in found if one.refuses(facts, SERVED) is None]
+    return [one for one in found if one.refuses(facts, encodings) is None]
 
 
 def compile_case(case: Case, implementation: Implementation, name: str) -> list[Launched] | list[CudaKernel]:
@@ -145,7 +158,7 @@ def measure(case: Case, name: str) -> list[Record]:
         Finding: a kernel does something the hardware would punish.
     """
     records = []
-    for implementation in serving(case.op, name):
+    for implementation in serving(case.op, name, case.encodings):
         common = {"op": case.op, "impl": implementation.name, "arch": name, "case": case.name}
         call: Callable[[], Any] = partial(implementation.load(), **case.arguments())
         if name in CUDA:

@@ -61,14 +61,12 @@ def traffic(records: list[Record]) -> str:
 
 
 def launches(records: list[Record]) -> str:
-    """Launches of a layer, with and without hyper-connections."""
+    """Launches of a layer, and by what."""
     rows = []
     for one in records:
         if one.launches_per_layer is not None:
-            parts = (part.rsplit(" ", 1) for part in (one.remark or "").split(", "))
-            mixing = sum(int(count) for name, count in parts if name.startswith("hc_"))
-            rows.append((one.arch, one.case, one.launches_per_layer, one.launches_per_layer - mixing))
-    columns = ("arch", "layer", "launches", "without hyper-connections")
+            rows.append((one.arch, one.case, one.launches_per_layer, one.remark))
+    columns = ("arch", "layer", "launches", "by")
     return "Launches of one decode step of a layer:\n\n" + _table(columns, rows)
 
 

@@ -11,7 +11,7 @@ from dsv4_rocm.model_spec import LayerKind
 from dsv4_rocm.testing.bench import upstream
 from dsv4_rocm.testing.bench.arguments import FLASH_TP1, Arguments, Rank, attention
 from dsv4_rocm.testing.bench.cases import serving
-from dsv4_rocm.testing.bench.main_loop import main_loop
+from dsv4_rocm.testing.bench.main_loop import matrix_loops
 from dsv4_rocm.testing.bench.recorder import Launched, launches
 from dsv4_rocm.testing.bench.records import Record, counts, resources
 from dsv4_rocm.testing.cdna.cost import SIMDS
@@ -63,11 +63,6 @@ def measure(run: Run, impl: str, name: str, rank: Rank = FLASH_TP1, remark: str 
     window = arguments["window"].layout.window
     few, many = window + ENTRIES[0], window + ENTRIES[1]
     cost = marginal(found[0], found[1], (few, many), rank.heads)
-    loop = main_loop(found[1].text, found[1].name, name)
-    static = None
-    if loop is not None:  # a turn's share of vector clocks, as its matrix clocks say how many keys it takes
-        low, high = (round(clocks / loop.mfma_clocks * cost.mfma, 1) for clocks in loop.vector_clocks)
-        static = (low, high)
     return Record(
         op="sparse_attention",
         impl=impl,
@@ -76,10 +71,22 @@ def measure(run: Run, impl: str, name: str, rank: Rank = FLASH_TP1, remark: str 
         how="emulated",
         **resources(found[1], name) | counts(found[1]),
         valu_cycles_per_key_64heads=round(cost.vector, 1),
-        valu_cycles_per_key_static=static,
+        valu_cycles_per_key_static=_by_loops(found[0], found[1], name, many - few, rank.heads),
         valu_cycles_fixed=cost.fixed,
         remark=remark,
     )
+
+
+def _by_loops(few: Launched, many: Launched, name: str, keys: int, heads: int) -> tuple[float, float]:
+    """What the loops' instructions say: clocks of a turn, times the turns that so many keys more take."""
+    loops = matrix_loops(many.text, many.name, name)
+    turns = [many.executed[loop.head] - few.executed[loop.head] for loop in loops]
+    scale = 64 / heads / SIMDS / keys
+    low, high = (
+        round(sum(loop.vector_clocks[k] * count for loop, count in zip(loops, turns, strict=True)) * scale, 1)
+        for k in range(2)
+    )
+    return low, high
 
 
 def ours(name: str) -> list[Record]:

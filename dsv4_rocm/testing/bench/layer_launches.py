@@ -25,6 +25,7 @@ from dsv4_rocm.cache.addressing import TokenBatch
 from dsv4_rocm.cache.layout import CacheKind
 from dsv4_rocm.cache.specs import SERVED
 from dsv4_rocm.kernels.indexer_query.op import IndexQuery
+from dsv4_rocm.kernels.inv_rope_quant.op import SCALE_GROUP, GroupedFp8
 from dsv4_rocm.kernels.selection import OPS, choose, implementations
 from dsv4_rocm.model_spec import LayerKind
 from dsv4_rocm.testing.bench.arguments import (
@@ -43,8 +44,17 @@ from dsv4_rocm.testing.tiny_tokenizer import write_tokenizer
 
 # Launches of vLLM's own modules on a GPU, read in its source: a quantized linear layer quantizes its input and
 # multiplies; fused experts take logits, top-k, alignment, quantization, the first product, activation, quantization,
-# the second product and the sum over experts.
-LIBRARY = {"fp8 linear": 2, "linear": 1, "RMSNorm": 1, "fused experts": 9}
+# the second product and the sum over experts; hyper-connections, as TileLang has them for a decode step, a product and
+# the rest. Where vLLM finds neither AITER nor TileLang it runs them in plain torch, some 290 launches a layer.
+LIBRARY = {
+    "fp8 linear": 2,
+    "linear": 1,
+    "RMSNorm": 1,
+    "fused experts": 9,
+    "MHCPreOp": 2,
+    "MHCFusedPostPreOp": 2,
+    "MHCPostOp": 1,
+}
 NO_LAUNCH = (
     "empty",
     "prim.device",
@@ -91,8 +101,9 @@ def _results(op: str, arguments: dict[str, Any]) -> Any:
         batch: TokenBatch = arguments["batch"]
         return torch.empty(batch.num_tokens, arguments["top_k"], dtype=torch.int32, device="meta")
     if op == "inv_rope_quant":
-        output: Tensor = arguments["output"]
-        return torch.empty_like(output).view(output.shape[0], arguments["num_groups"], -1)
+        values = torch.empty_like(arguments["output"], dtype=torch.uint8)
+        values = values.view(values.shape[0], arguments["num_groups"], -1)
+        return GroupedFp8(values, torch.empty_like(values[..., ::SCALE_GROUP], dtype=torch.float32))
     return torch.empty_like(arguments["query"])
 
 
@@ -113,7 +124,7 @@ class _Torch(TorchDispatchMode):
     def follow(self, layer: nn.Module) -> None:
         """Know which child of the layer an operation belongs to, methods of hyper-connections included."""
         for name, child in layer.named_children():
-            for method in ("forward", "before", "after"):
+            for method in ("forward", "before", "between", "after"):
                 if hasattr(child, method):
                     setattr(child, method, partial(self._within, name, getattr(child, method)))
 
@@ -133,11 +144,13 @@ class _Stubs:
 
     def install(self, layer: Any) -> None:
         """Replace our ops and vLLM's modules in a layer by stubs."""
+        from vllm.model_executor.layers import mhc
         from vllm.model_executor.layers.layernorm import RMSNorm
         from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
         from dsv4_rocm.linear import Fp32OutputLinear
 
+        MHC = (mhc.MHCPreOp, mhc.MHCPostOp, mhc.MHCFusedPostPreOp)
         for path, module in list(layer.named_modules()):
             part = path.split(".")[0]
             for attribute in [name for name in vars(module) if name.lstrip("_") in OPS]:
@@ -145,6 +158,8 @@ class _Stubs:
             if isinstance(module, LinearBase):
                 plain = isinstance(module.quant_method, UnquantizedLinearMethod)
                 module.forward = partial(self.linear, "linear" if plain else "fp8 linear", part, module.weight.shape[0])
+            elif isinstance(module, MHC):
+                module.forward = partial(self.mhc, type(module).__name__, part)
             elif isinstance(module, Fp32OutputLinear):
                 module.forward = partial(self.fp32_linear, part, module.weight.shape[0])  # type: ignore[method-assign]
             elif isinstance(module, RMSNorm):
@@ -173,6 +188,17 @@ class _Stubs:
     def fp32_linear(self, part: str, width: int, x: Tensor) -> Tensor:
         self.add(f"{part}: torch", 1)  # on a GPU; elsewhere it widens its inputs
         return x.new_empty(*x.shape[:-1], width, dtype=torch.float32)
+
+    def mhc(self, name: str, part: str, *args: Tensor, **_: Any) -> Any:
+        self.add(f"{part}: vLLM mHC", LIBRARY[name])
+        streams = args[0] if name == "MHCPreOp" else args[1]
+        mixed = torch.empty_like(streams)
+        if name == "MHCPostOp":
+            return mixed
+        tokens, count, _hidden = streams.shape
+        post, comb = (streams.new_empty(tokens, count, size, dtype=torch.float32) for size in (1, count))
+        before = post, comb, torch.empty_like(streams[:, 0])
+        return before if name == "MHCPreOp" else (mixed, *before)
 
     def norm(self, part: str, x: Tensor) -> Tensor:
         self.add(f"{part}: vLLM norms", LIBRARY["RMSNorm"])

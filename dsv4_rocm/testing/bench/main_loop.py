@@ -1,4 +1,4 @@
-"""The loop of a kernel that does its matrix work, found in the machine code: what one turn issues, and loads."""
+"""The loops of a kernel that do its matrix work, found in the machine code: what one turn issues, and loads."""
 
 import re
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dsv4_rocm.testing.cdna.assembly import Instruction
 from dsv4_rocm.testing.cdna.checks import Checks
-from dsv4_rocm.testing.cdna.cost import SIMDS, clocks
+from dsv4_rocm.testing.cdna.cost import clocks
 from dsv4_rocm.testing.cdna.program import Block, Program, load
 
 
@@ -15,6 +15,7 @@ class Loop:
     """One turn of one wave.
 
     Attributes:
+        head: the instruction that a turn begins with, by its number in the text.
         vector_clocks: issue clocks of vector ALU and transcendental instructions, (on the cheapest way through the
             body, of all its blocks). Code that is seldom run, such as raising a maximum, is in the second only.
         mfma_clocks: issue clocks of its matrix instructions.
@@ -22,28 +23,30 @@ class Loop:
         byte_loads: loads of one byte a lane.
     """
 
+    head: int
     vector_clocks: tuple[int, int]
     mfma_clocks: int
     wide_loads: int
     byte_loads: int
 
-    def cycles_per_key(self, waves: int, keys: int, heads: int) -> tuple[float, float]:
-        """`vector_clocks` as clocks of a CU for one key of 64 heads.
 
-        Args:
-            waves: of a workgroup.
-            keys: keys of one turn.
-            heads: heads of a workgroup.
-        """
-        low, high = (value * waves / SIMDS / keys * 64 / heads for value in self.vector_clocks)
-        return low, high
+def matrix_loops(text: str, kernel: str, arch: str) -> list[Loop]:
+    """The innermost loops that have matrix instructions: one, or one for each role that waves have.
 
-
-def main_loop(text: str, kernel: str, arch: str) -> Loop | None:
-    """The innermost loop with the most matrix clocks (then the most vector clocks), or None where there is none."""
+    Args:
+        text: assembly.
+        kernel: its name.
+        arch: "gfx942" or "gfx950".
+    """
     program = load(text, kernel, arch, Checks.of("none"))
     after = {start: _successors(block) for start, block in program.blocks.items()}
     found = [_loop(program, after, head, body) for head, body in _natural_loops(after).items()]
+    return [loop for loop in found if loop.mfma_clocks]
+
+
+def main_loop(text: str, kernel: str, arch: str) -> Loop | None:
+    """The one with the most matrix clocks (then the most vector clocks), or None where there is none."""
+    found = matrix_loops(text, kernel, arch)
     return max(found, key=lambda loop: (loop.mfma_clocks, loop.vector_clocks[1]), default=None)
 
 
@@ -108,6 +111,7 @@ def _loop(program: Program, after: dict[int, list[int]], head: int, body: set[in
     everything = [ins for place in body for ins in instructions(place)]
     loads = [ins.op for ins in everything if re.match(r"(global|buffer|flat)_load", ins.op)]
     return Loop(
+        head=head,
         vector_clocks=(_cheapest_turn(after, head, body, vector), sum(map(vector, body))),
         mfma_clocks=sum(clocks(ins) for ins in everything if ins.family == "mfma"),
         wide_loads=sum(op.endswith("dwordx4") for op in loads),

@@ -28,6 +28,7 @@ class Launched:
         lds_bytes: of a workgroup.
         values: arguments and constants of a Triton kernel by name, empty for others.
         stats: counts, all zero where the device only records.
+        executed: how often waves executed each instruction of the text, empty where the device only records.
         has_dot: whether its source multiplies matrices (Triton only).
     """
 
@@ -38,6 +39,7 @@ class Launched:
     lds_bytes: int
     values: dict[str, Any]
     stats: Stats
+    executed: tuple[int, ...] = ()
     has_dot: bool = False
 
     @property
@@ -94,11 +96,12 @@ class Recorder(Device):
         lds_bytes: int,
         kinds: Sequence[str] = (),
     ) -> Stats:
-        stats = Stats()
+        stats, executed = Stats(), tuple[int, ...]()
         if self._run:
             stats = super().launch_text(text, info, grid, block, args, lds_bytes, kinds)
+            executed = tuple(self.last.counts) if self.last else ()
         values, self._values = self._values, {}
-        self.launched.append(Launched(info, text, grid, -(-block[0] // 64), lds_bytes, values, stats))
+        self.launched.append(Launched(info, text, grid, -(-block[0] // 64), lds_bytes, values, stats, executed))
         return stats
 
 

@@ -30,7 +30,7 @@ def test_shipped_configuration(case: Case, name: str) -> None:
 
     Triton 3.9 was seen to compile 64 heads for sm100 to an empty kernel without an error.
     """
-    for implementation in serving(case.op, name):
+    for implementation in serving(case.op, name, case.encodings):
         for kernel in compile_case(case, implementation, name):
             found = budgets.figures(kernel)
             assert not budgets.exceeded(BUDGETS, f"{case.op} {case.group}", kernel.name, name, found)
@@ -67,7 +67,7 @@ def test_memory_bound_ops_load_16_bytes_a_lane(op: str, name: str) -> None:
 def test_c128a_compressor_stays_small(name: str) -> None:
     """At most 96 registers and 4 KiB: all rows in registers would be 512 and 114 KB."""
     case = next(case for case in CASES if case.group == "c128a")
-    for implementation in serving(case.op, name):
+    for implementation in serving(case.op, name, case.encodings):
         largest = max(compile_case(case, implementation, name), key=lambda kernel: kernel.code_bytes)
         assert largest.registers <= 96
         assert largest.code_bytes <= 4096

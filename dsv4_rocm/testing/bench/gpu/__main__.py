@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from dsv4_rocm import arch
+from dsv4_rocm.cache.specs import SERVED
 from dsv4_rocm.model_spec import LayerKind
 from dsv4_rocm.testing.bench.arguments import RANKS, Arguments, attention
 from dsv4_rocm.testing.bench.cases import CASES, serving
@@ -49,7 +50,7 @@ def cases() -> list[GpuCase]:
     found = [
         GpuCase(case.op, case.name, case.arguments, partial(_known, case.bytes_minimum or 0))
         for case in CASES
-        if case.emulate and case.op != "sparse_attention"
+        if case.emulate and case.op != "sparse_attention" and case.encodings == SERVED
     ]
     for rank in RANKS:
         for batch in BATCHES:
