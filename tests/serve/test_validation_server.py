@@ -76,7 +76,7 @@ def data(tmp_path, monkeypatch):
 
 def test_validate(server, data):
     output = data / "out"
-    words = ["validate", "--base-url", server.url, "--needle", "600,2048", "--limit", "8", "--data", str(data)]
+    words = ["validate", "--base-url", server.url, "--needle", "400,1000", "--limit", "8", "--data", str(data)]
     done = CliRunner().invoke(app, [*words, "--output", str(output), "--json"])
     found = json.loads(done.stdout)
     ended = {name: one["outcome"] for name, one in found["results"].items()}
@@ -84,7 +84,7 @@ def test_validate(server, data):
     assert [name for name, outcome in ended.items() if outcome == "pass"] == good
     assert found["results"]["prefix"]["cached"] >= 256
     needles = [name for name in ended if name.startswith("needle/")]
-    assert needles == [f"needle/{length}/{depth}" for length in (600, 2048) for depth in (0.1, 0.5, 0.9)]
+    assert needles == [f"needle/{length}/{depth}" for length in (400, 1000) for depth in (0.1, 0.5, 0.9)]
     assert all("expected" in found["results"][name]["detail"] for name in needles)  # random weights find nothing
     assert (done.exit_code, found["verdict"]) == (1, "failed")
     page = (output / "report.md").read_text()
