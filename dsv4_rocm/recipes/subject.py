@@ -151,7 +151,9 @@ def split_shell(text: str) -> list[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         pending += line
         try:
-            words = shlex.split(pending, comments=True)
+            lexer = shlex.shlex(pending, posix=True, punctuation_chars=";&")
+            lexer.whitespace_split = True
+            words = list(lexer)
         except ValueError:  # a quote goes on in the next line
             pending += "\n"
             continue
