@@ -1,4 +1,4 @@
-"""The `dsv4-rocm` command: tiny checkpoints, the demo, the doctor, the memory plan, recipes."""
+"""The `dsv4-rocm` command: tiny checkpoints, the demo, the doctor, the memory plan, recipes, validation."""
 
 import signal
 import sys
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dsv4_rocm.recipes.app import app as recipes_app
 from dsv4_rocm.testing.tiny_config import DEMO, ORACLE, TinyConfig, WeightFormat
+from dsv4_rocm.validation.app import parity_app, validate
 
 # torch and vLLM take seconds to import: the commands that need them import them themselves.
 app = typer.Typer(
@@ -22,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(recipes_app, name="recipes")
+app.add_typer(parity_app, name="parity")
+app.command()(validate)
 PRESETS = {"demo": DEMO, "oracle": ORACLE}
 
 

@@ -152,9 +152,16 @@ def _graphs(subject: Subject, answer: Answer) -> Iterator[Finding]:
     if config["eager"]:
         if wanted not in (None, "NONE") or sized:
             yield Finding("warning", "no-op", "--enforce-eager: the graphs that are asked for as well are not captured")
-    elif config["graph_support"] == "NEVER" and (wanted or config["cudagraph_mode"]) != "NONE":
-        text = f"graphs: {wanted or config['cudagraph_mode']} becomes pieces between attention calls, or nothing: the "
-        yield Finding("warning", "graphs", text + "attention of this version is not captured")
+        return
+    mode, support = wanted or config["cudagraph_mode"], config["graph_support"]
+    if support == "NEVER" and mode != "NONE":
+        text = (
+            f"graphs: {mode} becomes pieces between attention calls, or nothing: the attention of this version is not"
+        )
+        yield Finding("warning", "graphs", f"{text} captured")
+    elif mode == "FULL" and support != "ALWAYS":
+        text = f"graphs: FULL becomes less: the attention of this version is captured for {support} batches only"
+        yield Finding("warning", "graphs", text)
 
 
 def _no_ops(subject: Subject, answer: Answer) -> Iterator[Finding]:

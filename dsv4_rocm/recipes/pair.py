@@ -44,7 +44,8 @@ def _ports(subjects: Sequence[Subject]) -> Iterator[Finding]:
         used.setdefault(port, subject.key)
     connectors = {str(_connector(subject)) for subject in subjects}
     for name, default in SIDE_PORTS.items():
-        if not any(_kind(connector) in name for connector in connectors if _kind(connector)):
+        kinds = {kind for connector in connectors if (kind := _kind(connector)) is not None}
+        if not any(kind in name for kind in kinds):
             continue
         ports: dict[int, str] = {}
         for subject in subjects:

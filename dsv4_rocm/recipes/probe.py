@@ -58,7 +58,9 @@ def _answer(parser: Any, case: dict[str, Any], scratch: Path) -> dict[str, Any]:
     Returns a dictionary: `parse` (list of [flag, message]; empty when all is understood), `refused` (messages),
     `config` (what concerns us, resolved; None without one), `notes` (of the serve plan), `unknown_env`.
     """
-    words, errors, parsed = list(case["argv"]), [], None
+    words = list(case["argv"])
+    errors: list[list[str]] = []
+    parsed = None
     while parsed is None and len(errors) < _REPEATS:
         parsed, problem = _parse(parser, words)
         if problem is not None:

@@ -90,7 +90,7 @@ def _recipe(name: str, entries: dict[str, _Entry]) -> Recipe:
     for key in ("extends", "fragment"):
         whole.values.pop(key, None)
     try:
-        return Recipe.model_validate({"id": name, **whole.values})
+        return Recipe.model_validate({"id": name, **_given(whole.values)})
     except ValidationError as error:
         problems = [_problem(name, whole, item) for item in error.errors()]
         raise BadRecipe("\n".join(problems)) from None
@@ -133,13 +133,16 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """`above` laid over `below`: mappings are merged, null takes a key away, all else replaces."""
     result = {key: value for key, value in below.items() if key not in ("extends", "fragment")}
     for key, value in above.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+        if isinstance(value, dict) and isinstance(result.get(key), dict):
             result[key] = _over(result[key], value)
         else:
             result[key] = value
     return result
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the keys that a null took away; until here it also stands for keys of fragments beside it."""
+    return {key: _given(one) if isinstance(one, dict) else one for key, one in values.items() if one is not None}
 
 
 def _check_references(recipes: dict[str, Recipe], entries: dict[str, _Entry]) -> None:

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from dsv4_rocm.cache.gpu_memory import GpuModel
 from dsv4_rocm.recipes.checkpoints import Checkpoint, checkpoint
+from dsv4_rocm.upstream import window_text
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _PREFIXES = ("export", "nohup", "exec", "env")
@@ -122,12 +124,11 @@ def read_script(commands: Sequence[Sequence[str]]) -> Script:
     exported: dict[str, str] = {}
     for words in commands:
         rest = list(words)
-        while rest and rest[0] in _PREFIXES:
-            rest.pop(0)
         own: dict[str, str] = {}
-        while rest and _ASSIGNMENT.match(rest[0]):
-            name, _, value = rest.pop(0).partition("=")
-            own[name] = value
+        while rest and (rest[0] in _PREFIXES or _ASSIGNMENT.match(rest[0])):
+            name, equals, value = rest.pop(0).partition("=")
+            if equals:
+                own[name] = value
         if not rest:
             exported |= own
         elif rest[:2] == ["vllm", "serve"]:
@@ -150,7 +151,9 @@ def split_shell(text: str) -> list[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         pending += line
         try:
-            words = shlex.split(pending, comments=True)
+            lexer = shlex.shlex(pending, posix=True, punctuation_chars=";&")
+            lexer.whitespace_split = True
+            words = list(lexer)
         except ValueError:  # a quote goes on in the next line
             pending += "\n"
             continue
@@ -186,6 +189,8 @@ def ask(subjects: Iterable[Subject], vllm_source: Path | None = None, timeout: f
     cases = [{"key": one.key, "arch": one.gpu.arch, "argv": one.argv, "env": dict(one.env)} for one in subjects]
     if not cases:
         return {}
+    if vllm_source is None and find_spec("vllm") is None:
+        raise RuntimeError(f"vLLM is not installed, and its parser is asked: pip install 'vllm{window_text()}'")
     hidden = ("VLLM_", *VISIBLE)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -193,9 +198,12 @@ def ask(subjects: Iterable[Subject], vllm_source: Path | None = None, timeout: f
         paths = [str(vllm_source), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     command = [sys.executable, "-m", "dsv4_rocm.recipes.probe"]
-    done = subprocess.run(
-        command, input=json.dumps(cases), env=environment, capture_output=True, text=True, timeout=timeout
-    )
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(cases), env=environment, capture_output=True, text=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"vLLM did not say anything about the command within {timeout:.0f} s") from None
     if done.returncode:
         raise RuntimeError(f"vLLM could not be asked about the command:\n{done.stderr[-2000:]}")
     return {key: _answer(raw) for key, raw in json.loads(done.stdout).items()}

@@ -55,7 +55,15 @@ OLD_FLAGS = Subject(
 )
 TOO_LARGE = Subject(
     "too large",
-    (MODEL, "--tokenizer-mode", "deepseek_v4", "--max-num-batched-tokens", "131072", "--max-num-seqs", "512"),
+    (
+        MODEL,
+        "--tokenizer-mode",
+        "deepseek_v4",
+        "--kv-cache-memory-bytes",
+        "188000000000",
+        "--max-num-batched-tokens",
+        "2048",
+    ),
     {},
     product("MI325X"),
 )

@@ -57,7 +57,7 @@ def test_a_promise_that_the_plan_does_not_hold_fails(answers):
 
 
 def test_unsupported_without_a_refusal_fails(answers):
-    recipe, refused = RECIPES["flash-4x-mi355x"], RECIPES["flash-4x-mi355x-mtp"]
+    recipe, refused = RECIPES["flash-4x-mi355x"], RECIPES["flash-4x-mi355x-offload-lmcache"]
     marked = recipe.model_copy(update={"status": refused.status})
     (error,) = [one for one in _findings(marked, RECIPES, answers) if one.level == "error"]
     assert "nothing refuses it; mark it derived" in error.message

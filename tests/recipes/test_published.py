@@ -1,5 +1,7 @@
 """Commands that users copy, verbatim: what each of them will do here."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsv4_rocm.recipes.lint import lint
@@ -8,39 +10,36 @@ from dsv4_rocm.recipes.subject import read_script, split_shell
 from dsv4_rocm.recipes.translations import RENAMED_FLAGS
 
 MXFP4 = ("note", "use_fp4_indexer_cache=True (older recipes) is read as indexer_kv_dtype=mxfp4")
-SLOW = ("warning", "with indexer_kv_dtype=mxfp4 these ops run in plain torch")
 NO_PARSER = ("warning", "without --reasoning-parser deepseek_v4")
 NO_RPC = ("warning", "VLLM_RPC_TIMEOUT is read by nothing")
-NO_CAPTURE = ("warning", "becomes pieces between attention calls, or nothing")
 MEGA_MOE = ("error", "--moe-backend deep_gemm_mega_moe is a part of vLLM's own model")
 HYBRID = ("note", "--no-disable-hybrid-kv-cache-manager is the default here")
 HANDSHAKE = ("warning", "enforce_handshake_compat is read by NIXL's connectors only")
 # (case, number of the command) -> what must be said; there is no error beside those named.
 EXPECTED = {
-    ("k1", 0): (MXFP4, SLOW, NO_CAPTURE),
+    ("k1", 0): (MXFP4,),
     ("k2", 0): (MXFP4, MEGA_MOE, ("error", "--speculative-config method=dspark is not available"), NO_PARSER),
     ("k3", 0): (
         MXFP4,
-        ("error", "--speculative-config method=mtp is not available"),
         ("note", "--tensor-parallel-size 1 --pipeline-parallel-size 1 is the default"),
     ),
-    ("k4", 0): (NO_CAPTURE,),
+    ("k4", 0): (),
     ("k5", 0): (
         ("note", "--kv-cache-dtype fp8_e4m3 is read as fp8"),
         ("note", "--moe-backend triton_unfused needs the triton_kernels package; without the flag AITER's"),
         ("note", "--enable-chunked-prefill is the default"),
         ("note", "Think Max needs --max-model-len 393216 or more, got 4096"),
-        ("note", "39.9 requests of 4,096 tokens"),
+        ("note", "requests of 4,096 tokens at once; limited by"),
         NO_PARSER,
     ),
-    ("k6", 0): (NO_CAPTURE,),
+    ("k6", 0): (),
     ("k7-mooncake", 0): (NO_RPC, HYBRID, HANDSHAKE, ("note", "MooncakeConnector is accepted")),
-    ("k7-mooncake", 1): (NO_RPC, HYBRID, HANDSHAKE, NO_CAPTURE),
+    ("k7-mooncake", 1): (NO_RPC, HYBRID, HANDSHAKE),
     ("k7-nixl", 0): (NO_RPC, HYBRID, ("note", "NixlConnector is accepted")),
-    ("k7-nixl", 1): (NO_RPC, HYBRID, NO_CAPTURE),
-    ("k8-b300", 0): (MXFP4, SLOW, NO_CAPTURE),
+    ("k7-nixl", 1): (NO_RPC, HYBRID),
+    ("k8-b300", 0): (MXFP4,),
     ("k8-h200", 0): (("error", "GiB are missing on each H200 (weights and workspaces); no context length fits"),),
-    ("k8-mi355x", 0): (NO_CAPTURE,),
+    ("k8-mi355x", 0): (),
     ("k9-simple", 0): (("note", "SimpleCPUOffloadConnector is accepted"),),
     ("k9-mooncake", 0): (("error", "needs MOONCAKE_CONFIG_PATH"),),
     ("k9-lmcache", 0): (("error", "LMCacheMPConnector switches the hybrid KV cache manager off"),),
@@ -92,5 +91,28 @@ def test_a_plan_that_is_70_gib_too_large_names_the_context_that_fits(too_large):
     (error,) = [one for one in lint(*too_large) if one.level == "error"]
     assert error.rule == "memory"
     missing, context = float(error.message.split()[0]), int(error.message.split()[-2])
-    assert 70 < missing < 75
-    assert 0 < context < 1_048_576
+    assert 65 < missing < 75
+    assert 100_000 < context <= 1_048_576
+
+
+def with_config(answer, **changes):
+    return replace(answer, config={**answer.config, **changes}, asked={**answer.asked, "cudagraph_mode": None})
+
+
+# support of the attention, mode that is asked for -> whether less is captured
+GRAPHS = [("NEVER", "FULL_AND_PIECEWISE", True), ("NEVER", "NONE", False), ("UNIFORM_BATCH", "FULL", True)]
+GRAPHS += [("UNIFORM_BATCH", "FULL_DECODE_ONLY", False), ("ALWAYS", "FULL", False)]
+
+
+@pytest.mark.parametrize(("support", "mode", "less"), GRAPHS)
+def test_a_graph_downgrade_is_said(support, mode, less, published, answers):
+    subject = published["k6", 0]
+    answer = with_config(answers[subject.key], graph_support=support, cudagraph_mode=mode)
+    assert any(one.rule == "graphs" for one in lint(subject, answer)) is less
+
+
+@pytest.mark.parametrize("ops", [[], ["indexer_select"]])
+def test_ops_in_plain_torch_are_said(ops, published, answers):
+    subject = published["k1", 0]
+    found = lint(subject, with_config(answers[subject.key], plain_torch_ops=ops))
+    assert [one.message.rsplit(": ")[-1] for one in found if one.rule == "slow"] == ops

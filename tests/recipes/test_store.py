@@ -38,6 +38,12 @@ def test_fragments_are_laid_over_each_other(write):
     assert recipes["one"].serve == {"block-size": 256, "tensor-parallel-size": 4}
 
 
+def test_a_null_takes_away_what_a_fragment_before_it_gave(write):
+    more = GOOD + "no-rows: {fragment: true, serve: {kv-cache-dtype: null, port: null}}\n"
+    more = more.replace("extends: base", "extends: [base, no-rows]").replace(", kv-cache-dtype: null", "")
+    assert load(write(more))["one"].serve == {"block-size": 256, "tensor-parallel-size": 4}
+
+
 # case -> (what replaces what in GOOD, the message)
 BAD = {
     "unknown field": (("  title: One", "  titel: One\n  title: One"), "a.yaml:10: one.titel: Extra inputs"),

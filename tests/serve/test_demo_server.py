@@ -6,30 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dsv4_rocm.demo import QUESTION, SERVE_FLAGS, SERVED_NAME, THINK_MODES, WEATHER_TOOL
-from dsv4_rocm.testing.client import Client, RequestFailed
-from dsv4_rocm.testing.server import VllmServer
+from dsv4_rocm.demo import QUESTION, SERVED_NAME, THINK_MODES, WEATHER_TOOL
+from dsv4_rocm.testing.client import RequestFailed
 from dsv4_rocm.testing.server_log import blocks_of, groups_of, lines_of, ops_of
-from dsv4_rocm.testing.tiny_checkpoint import DEMO, write_checkpoint
 
 pytestmark = pytest.mark.engine
 
 PROMPT = "The weather in the morning"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    root = tmp_path_factory.mktemp("demo_server")
-    checkpoint = write_checkpoint(root / "checkpoint", DEMO, "fp8")
-    flags = [*SERVE_FLAGS.split(), "--served-model-name", SERVED_NAME]
-    quick = {"TORCHDYNAMO_DISABLE": "1"}  # the first request with logprobs would compile for 20 s
-    with VllmServer(checkpoint, flags, log=root / "server.log", environment=quick) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return Client(server.url)
 
 
 def complete(client, prompt, tokens=16, **changes):
