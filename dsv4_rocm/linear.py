@@ -4,13 +4,13 @@ A joined layer holds several of the checkpoint's matrices over one input, for on
 `parts` name them, relative to the module it is in, in the order of their shard ids; `model.weights` loads by them.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import (
-    ColumnParallelLinear,
     LinearBase,
     MergedColumnParallelLinear,
     ReplicatedLinear,
@@ -23,15 +23,8 @@ def replicated_linear(in_size: int, out_size: int, quant_config: Any, prefix: st
     return ReplicatedLinear(in_size, out_size, bias=False, return_bias=False, quant_config=quant_config, prefix=prefix)
 
 
-def column_linear(in_size: int, out_size: int, quant_config: Any, prefix: str) -> LinearBase:
-    """vLLM's linear layer, outputs split over the tensor-parallel ranks."""
-    return ColumnParallelLinear(
-        in_size, out_size, bias=False, return_bias=False, quant_config=quant_config, prefix=prefix
-    )
-
-
 def joined_linear(
-    in_size: int, parts: dict[str, int], quant_config: Any, prefix: str, split: bool
+    in_size: int, parts: dict[str, int], quant_config: Any, prefix: str, split: Collection[str] = ()
 ) -> MergedColumnParallelLinear:
     """vLLM's linear layer over several matrices; outputs one after the other.
 
@@ -40,18 +33,14 @@ def joined_linear(
         parts: outputs of each matrix by its name in the checkpoint.
         quant_config: vLLM's quantization.
         prefix: name of the layer.
-        split: whether the tensor-parallel ranks share the outputs of each matrix.
+        split: parts whose outputs the tensor-parallel ranks share; the others are the same on every rank.
     """
+    ranks = get_tensor_model_parallel_world_size()
+    sizes = [size // ranks if name in split else size for name, size in parts.items()]
     layer = MergedColumnParallelLinear(
-        in_size,
-        list(parts.values()),
-        bias=False,
-        return_bias=False,
-        quant_config=quant_config,
-        prefix=prefix,
-        disable_tp=not split,
+        in_size, sizes, bias=False, return_bias=False, quant_config=quant_config, prefix=prefix, disable_tp=True
     )
-    layer.parts = tuple(parts)
+    layer.parts, layer.split_parts = tuple(parts), frozenset(split)
     return layer
 
 
@@ -114,7 +103,7 @@ class JoinedFp32OutputLinear(Fp32OutputLinear):
 
     def __init__(self, in_size: int, parts: dict[str, int]) -> None:
         super().__init__(in_size, sum(parts.values()))
-        self.parts, self._sizes = tuple(parts), tuple(parts.values())
+        self.parts, self.split_parts, self._sizes = tuple(parts), frozenset[str](), tuple(parts.values())
 
         def load(target: nn.Parameter, loaded: Tensor, shard: int) -> None:
             target.data.split(self._sizes)[shard].copy_(loaded)

@@ -10,19 +10,16 @@ from dsv4_rocm.cache.layout import CacheLayout
 from dsv4_rocm.kernels.indexer_query.op import IndexerQuery
 from dsv4_rocm.kernels.indexer_select.op import IndexerSelect
 from dsv4_rocm.kernels.selection import choose
-from dsv4_rocm.linear import replicated_linear
 from dsv4_rocm.model_spec import INDEX_HEAD_DIM, LayerKind
 
 
 class Indexer(nn.Module):
-    """Keeps its own compressed keys and ranks them for each token."""
+    """Keeps its own compressed keys and ranks them for each token. The layer projects; see `parts`."""
 
     def __init__(self, context: LayerContext, caches: dict[str, CacheLayout], prefix: str) -> None:
         super().__init__()
         spec = context.spec
         self.num_heads, self.top_k = spec.index_heads, spec.index_topk
-        heads_width = spec.index_heads * INDEX_HEAD_DIM
-        self.wq_b = replicated_linear(spec.q_lora_rank, heads_width, context.quant_config, f"{prefix}.wq_b")
         self.keys = CacheModule(caches["indexer.keys"], f"{prefix}.keys")
         state = caches["indexer.compressor.state"]
         self.compressor = Compressor(context, LayerKind.C4A, self.keys, state, f"{prefix}.compressor")
@@ -31,13 +28,13 @@ class Indexer(nn.Module):
         self._indexer_select: IndexerSelect = choose("indexer_select", context.arch, context.encodings).chosen.load()
 
     def forward(
-        self, projected: dict[str, Tensor], latent: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]
+        self, projected: dict[str, Tensor], query: Tensor, frequencies: Tensor, step: dict[str, GroupMetadata]
     ) -> Tensor:
         """Update the keys with the tokens of this step, then select.
 
         Args:
             projected: fp32 [tokens, outputs] of each of `parts`, by the layer.
-            latent: [tokens, q_lora], the normed query latent.
+            query: [tokens, index_heads * 128], by the layer's projection of the query latent.
             frequencies: fp32 [32].
             step: metadata by cache name.
 
@@ -46,7 +43,7 @@ class Indexer(nn.Module):
         """
         self.compressor(within("compressor", projected), frequencies, step)
         batch = step[self.keys.prefix].batch
-        heads = self.wq_b(latent).view(-1, self.num_heads, INDEX_HEAD_DIM)
+        heads = query.view(-1, self.num_heads, INDEX_HEAD_DIM)
         weights = projected["weights_proj"]
-        query = self._indexer_query(heads, weights, batch.positions, frequencies, self.keys.layout)
-        return self._indexer_select(query, batch, self.keys.paged(step), self.top_k)
+        index_query = self._indexer_query(heads, weights, batch.positions, frequencies, self.keys.layout)
+        return self._indexer_select(index_query, batch, self.keys.paged(step), self.top_k)

@@ -17,12 +17,11 @@ from dsv4_rocm.kernels.sparse_attention.op import SparseAttention
 from dsv4_rocm.linear import (
     GroupedLinear,
     JoinedFp32OutputLinear,
-    column_linear,
     joined_linear,
     row_linear,
     sharded_parameter,
 )
-from dsv4_rocm.model_spec import HEAD_DIM, LayerKind
+from dsv4_rocm.model_spec import HEAD_DIM, INDEX_HEAD_DIM, LayerKind
 
 
 class Attention(nn.Module):
@@ -34,10 +33,13 @@ class Attention(nn.Module):
         heads, groups = spec.num_heads // context.tp_size, spec.o_groups // context.tp_size
         self.num_heads, self.num_groups, self.norm_eps = heads, groups, spec.norm_eps
         latents = {"wq_a": spec.q_lora_rank, "wkv": HEAD_DIM}
-        self.wq_a_wkv = joined_linear(spec.hidden_size, latents, quant, f"{prefix}.wq_a_wkv", split=False)
+        self.wq_a_wkv = joined_linear(spec.hidden_size, latents, quant, f"{prefix}.wq_a_wkv")
         self._latent_sizes = tuple(latents.values())
         self.q_norm = RMSNorm(spec.q_lora_rank, spec.norm_eps)
-        self.wq_b = column_linear(spec.q_lora_rank, spec.num_heads * HEAD_DIM, quant, f"{prefix}.wq_b")
+        queries = {"wq_b": spec.num_heads * HEAD_DIM}
+        if kind is LayerKind.C4A:
+            queries["indexer.wq_b"] = spec.index_heads * INDEX_HEAD_DIM
+        self.queries = joined_linear(spec.q_lora_rank, queries, quant, f"{prefix}.queries", split=("wq_b",))
         self.kv_norm = RMSNorm(HEAD_DIM, spec.norm_eps)
         self.wo_a = GroupedLinear(spec.heads_per_group * HEAD_DIM, spec.o_lora_rank, groups)
         self.wo_b = row_linear(spec.o_groups * spec.o_lora_rank, spec.hidden_size, quant, f"{prefix}.wo_b")
@@ -80,7 +82,9 @@ class Attention(nn.Module):
 
         latent, key = self.wq_a_wkv(tokens).split(self._latent_sizes, -1)
         latent, key = self.q_norm(latent), self.kv_norm(key)
-        query = self.wq_b(latent).view(-1, self.num_heads, HEAD_DIM)
+        queries = self.queries(latent)
+        query, index_query = queries.tensor_split([self.num_heads * HEAD_DIM], -1)
+        query = query.unflatten(-1, (-1, HEAD_DIM))
         window = self.swa.paged(step)
         query = self._qnorm_rope_insert(query, key, batch.positions, frequencies, self.norm_eps, window)
 
@@ -90,7 +94,7 @@ class Attention(nn.Module):
             self.compressor(within("compressor", projected), frequencies, step)
             entries = self.entries.paged(step)
             if self.indexer is not None:
-                selected = self.indexer(within("indexer", projected), latent, frequencies, step)
+                selected = self.indexer(within("indexer", projected), index_query, frequencies, step)
 
         output = self._sparse_attention(
             query, self.attn_sink, HEAD_DIM**-0.5, batch, window, entries, selected, frequencies
@@ -102,7 +106,7 @@ class Attention(nn.Module):
     def _without_caches(self, hidden: Tensor) -> Tensor:
         """Zeros, for the memory of a step: vLLM's profiling run, before the caches exist, sizes the KV pool by it."""
         latent, _ = self.wq_a_wkv(hidden).split(self._latent_sizes, -1)
-        query = self.wq_b(self.q_norm(latent)).view(-1, self.num_heads, HEAD_DIM)
+        query = self.queries(self.q_norm(latent))[:, : self.num_heads * HEAD_DIM]
         output = torch.zeros_like(query).view(-1, self.num_groups, self.num_heads // self.num_groups * HEAD_DIM)
         result: Tensor = self.wo_b(self.wo_a(output))
         return result

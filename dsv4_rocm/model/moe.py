@@ -58,7 +58,7 @@ class SharedExpert(nn.Module):
         super().__init__()
         spec, quant = context.spec, context.quant_config
         widths = {"w1": spec.expert_width, "w3": spec.expert_width}
-        self.w1_w3 = joined_linear(spec.hidden_size, widths, quant, f"{prefix}.w1_w3", split=True)
+        self.w1_w3 = joined_linear(spec.hidden_size, widths, quant, f"{prefix}.w1_w3", split=widths)
         self.activation = SiluAndMul() if spec.swiglu_limit is None else SiluAndMulWithClamp(spec.swiglu_limit)
         self.w2 = row_linear(spec.expert_width, spec.hidden_size, quant, f"{prefix}.w2", reduce=False)
 

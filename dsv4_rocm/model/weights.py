@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from dsv4_rocm.attention.context import LayerContext
 from dsv4_rocm.checkpoint import skipped_reason
-from dsv4_rocm.linear import JoinedFp32OutputLinear
+from dsv4_rocm.linear import JoinedFp32OutputLinear, rank_slice
 from dsv4_rocm.model.moe import FusedMoE, HostMoE
 from dsv4_rocm.number_formats import dequantize_fp8_blocks, dequantize_mxfp4
 
@@ -161,14 +161,18 @@ def _load(model: nn.Module, weights: Iterable[tuple[str, Tensor]], context: Laye
                 experts_loaded.add((prefix, int(number), which))
         else:
             target = parameter_name(name, context)
-            param, *shard = shards.get(target, (target,))
-            if param in params:
-                loader = getattr(params[param], "weight_loader", default_weight_loader)
-                loader(params[param], tensor, *shard)
+            if target in shards:
+                shard = shards[target]
+                loader: Any = params[shard.param].weight_loader  # type: ignore[attr-defined]
+                loader(params[shard.param], rank_slice(tensor, 0) if shard.split else tensor, shard.number)
+                loaded.add(target)
+            elif target in params:
+                loader = getattr(params[target], "weight_loader", default_weight_loader)
+                loader(params[target], tensor)
                 loaded.add(target)
             elif not _elsewhere(target, absent):
                 raise ValueError(f"tensor {name} of the checkpoint belongs to no part of DeepSeek-V4")
-    joined = {param for param, _ in shards.values()}
+    joined = {shard.param for shard in shards.values()}
     _report((params.keys() - joined | shards.keys()) - loaded, moes, experts_loaded, context)
     if dequantizer.stored_bytes:
         logger.info(
@@ -180,15 +184,24 @@ def _load(model: nn.Module, weights: Iterable[tuple[str, Tensor]], context: Laye
     return loaded - shards.keys() | joined
 
 
-def _shards(model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Parameter and shard id of every matrix that is held in a joined layer, by its own name; scales too."""
+class _Shard(NamedTuple):
+    """Where one matrix of a joined layer is held, and whether this rank takes only its share."""
+
+    param: str
+    number: int
+    split: bool
+
+
+def _shards(model: nn.Module) -> dict[str, _Shard]:
+    """Every matrix that is held in a joined layer, by its own name; scales too."""
     found = {}
     for name, module in model.named_modules():
         if not isinstance(module, MergedColumnParallelLinear | JoinedFp32OutputLinear):
             continue
         for param, _ in module.named_parameters():
-            for shard, part in enumerate(module.parts):
-                found[f"{name.rpartition('.')[0]}.{part}.{param}"] = (f"{name}.{param}", shard)
+            for number, part in enumerate(module.parts):
+                shard = _Shard(f"{name}.{param}", number, part in module.split_parts)
+                found[f"{name.rpartition('.')[0]}.{part}.{param}"] = shard
     return found
 
 

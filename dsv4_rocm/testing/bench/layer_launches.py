@@ -41,10 +41,19 @@ from dsv4_rocm.testing.simulated_platform import simulate
 from dsv4_rocm.testing.tiny_config import DEMO, config_json
 from dsv4_rocm.testing.tiny_tokenizer import write_tokenizer
 
-# Launches of vLLM's own modules on a GPU, read in its source: a quantized linear layer quantizes its input and
-# multiplies; fused experts take logits, top-k, alignment, quantization, the first product, activation, quantization,
-# the second product and the sum over experts.
-LIBRARY = {"fp8 linear": 2, "linear": 1, "RMSNorm": 1, "fused experts": 9}
+# Launches of vLLM's own modules on a GPU with AITER, read in the source. A quantized linear layer quantizes its input
+# and multiplies. Fused experts take logits, top-k, sorting, quantization, the first product with its activation,
+# quantization, and the second product with the sum over experts. mHC multiplies and reduces, the norm included.
+LIBRARY = {
+    "fp8 linear": 2,
+    "linear": 1,
+    "RMSNorm": 1,
+    "activation": 1,
+    "fused experts": 7,
+    "mHC pre": 2,
+    "mHC post and pre": 2,
+    "mHC post": 1,
+}
 NO_LAUNCH = (
     "empty",
     "prim.device",
@@ -113,7 +122,7 @@ class _Torch(TorchDispatchMode):
     def follow(self, layer: nn.Module) -> None:
         """Know which child of the layer an operation belongs to, methods of hyper-connections included."""
         for name, child in layer.named_children():
-            for method in ("forward", "before", "after"):
+            for method in ("forward", "before", "between", "after"):
                 if hasattr(child, method):
                     setattr(child, method, partial(self._within, name, getattr(child, method)))
 
@@ -133,10 +142,12 @@ class _Stubs:
 
     def install(self, layer: Any) -> None:
         """Replace our ops and vLLM's modules in a layer by stubs."""
+        from vllm.model_executor.layers.activation import SiluAndMul, SiluAndMulWithClamp
         from vllm.model_executor.layers.layernorm import RMSNorm
         from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
         from dsv4_rocm.linear import Fp32OutputLinear
+        from dsv4_rocm.model.hyper_connections import FusedHyperConnection
 
         for path, module in list(layer.named_modules()):
             part = path.split(".")[0]
@@ -149,6 +160,13 @@ class _Stubs:
                 module.forward = partial(self.fp32_linear, part, module.weight.shape[0])  # type: ignore[method-assign]
             elif isinstance(module, RMSNorm):
                 module.forward = partial(self.norm, part)
+            elif isinstance(module, SiluAndMul | SiluAndMulWithClamp):
+                module.forward = partial(self.activation, part)
+            elif isinstance(module, FusedHyperConnection):
+                module._norm_in_kernel = True
+                module._pre.forward = partial(self.mix, "mHC pre", part)
+                module._post_pre.forward = partial(self.mix_twice, part)
+                module._post.forward = partial(self.unmix, part)
         layer.ffn.experts.fused = partial(self.experts, layer.ffn.shared_experts)
 
     def add(self, part: str, launched: int) -> None:
@@ -177,6 +195,24 @@ class _Stubs:
     def norm(self, part: str, x: Tensor) -> Tensor:
         self.add(f"{part}: vLLM norms", LIBRARY["RMSNorm"])
         return torch.empty_like(x)
+
+    def activation(self, part: str, x: Tensor) -> Tensor:
+        self.add(f"{part}: vLLM activation", LIBRARY["activation"])
+        return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+    def mix(self, what: str, part: str, streams: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+        self.add(f"{part}: vLLM mHC", LIBRARY[what])
+        tokens, streams_per_token, hidden = streams.shape
+        shapes = ((tokens, streams_per_token, 1), (tokens, streams_per_token, streams_per_token))
+        post, comb = (streams.new_empty(shape, dtype=torch.float32) for shape in shapes)
+        return post, comb, streams.new_empty(tokens, hidden)
+
+    def mix_twice(self, part: str, output: Tensor, streams: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
+        return streams, *self.mix("mHC post and pre", part, streams)
+
+    def unmix(self, part: str, output: Tensor, streams: Tensor, *_: Any) -> Tensor:
+        self.add(f"{part}: vLLM mHC", LIBRARY["mHC post"])
+        return streams
 
     def experts(self, shared: nn.Module, hidden_states: Tensor, **_: Any) -> Tensor:
         self.add("ffn: vLLM fused experts", LIBRARY["fused experts"])
