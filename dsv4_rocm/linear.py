@@ -1,11 +1,21 @@
-"""Linear layers: vLLM's where a checkpoint's quantization runs, and three plain ones that the attention needs."""
+"""Linear layers: vLLM's where a checkpoint's quantization runs, and plain ones that the attention needs.
 
+A joined layer holds several of the checkpoint's matrices over one input, for one product instead of several. Its
+`parts` name them, relative to the module it is in, in the order of their shard ids; `model.weights` loads by them.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
-from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearBase, ReplicatedLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 
 
 def replicated_linear(in_size: int, out_size: int, quant_config: Any, prefix: str) -> LinearBase:
@@ -13,11 +23,25 @@ def replicated_linear(in_size: int, out_size: int, quant_config: Any, prefix: st
     return ReplicatedLinear(in_size, out_size, bias=False, return_bias=False, quant_config=quant_config, prefix=prefix)
 
 
-def column_linear(in_size: int, out_size: int, quant_config: Any, prefix: str) -> LinearBase:
-    """vLLM's linear layer, outputs split over the tensor-parallel ranks."""
-    return ColumnParallelLinear(
-        in_size, out_size, bias=False, return_bias=False, quant_config=quant_config, prefix=prefix
+def joined_linear(
+    in_size: int, parts: dict[str, int], quant_config: Any, prefix: str, split: Collection[str] = ()
+) -> MergedColumnParallelLinear:
+    """vLLM's linear layer over several matrices; outputs one after the other.
+
+    Args:
+        in_size: inputs of every matrix.
+        parts: outputs of each matrix by its name in the checkpoint.
+        quant_config: vLLM's quantization.
+        prefix: name of the layer.
+        split: parts whose outputs the tensor-parallel ranks share; the others are the same on every rank.
+    """
+    ranks = get_tensor_model_parallel_world_size()
+    sizes = [size // ranks if name in split else size for name, size in parts.items()]
+    layer = MergedColumnParallelLinear(
+        in_size, sizes, bias=False, return_bias=False, quant_config=quant_config, prefix=prefix, disable_tp=True
     )
+    layer.parts, layer.split_parts = tuple(parts), frozenset(split)
+    return layer
 
 
 def row_linear(in_size: int, out_size: int, quant_config: Any, prefix: str, reduce: bool = True) -> LinearBase:
@@ -72,6 +96,23 @@ class Fp32OutputLinear(nn.Module):
         if x.is_cuda and x.dtype is not torch.float32:
             return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         return nn.functional.linear(x.float(), self.weight.float())
+
+
+class JoinedFp32OutputLinear(Fp32OutputLinear):
+    """Fp32OutputLinear over several matrices."""
+
+    def __init__(self, in_size: int, parts: dict[str, int]) -> None:
+        super().__init__(in_size, sum(parts.values()))
+        self.parts, self.split_parts, self._sizes = tuple(parts), frozenset[str](), tuple(parts.values())
+
+        def load(target: nn.Parameter, loaded: Tensor, shard: int) -> None:
+            target.data.split(self._sizes)[shard].copy_(loaded)
+
+        self.weight.weight_loader = load  # type: ignore[attr-defined]
+
+    def by_part(self, x: Tensor) -> dict[str, Tensor]:
+        """[tokens, in] -> fp32 [tokens, out] of each part, views of one result."""
+        return dict(zip(self.parts, self(x).split(self._sizes, -1), strict=True))
 
 
 class GroupedLinear(nn.Module):

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.layernorm import RMSNorm
 
 from dsv4_rocm.attention.backend import CacheModule
-from dsv4_rocm.attention.compressor import Compressor
+from dsv4_rocm.attention.compressor import Compressor, under, within
 from dsv4_rocm.attention.context import LayerContext
 from dsv4_rocm.attention.indexer import Indexer
 from dsv4_rocm.attention.metadata import step_metadata
@@ -14,8 +14,14 @@ from dsv4_rocm.kernels.qnorm_rope_insert.op import QnormRopeInsert
 from dsv4_rocm.kernels.rotary import rotary_frequencies
 from dsv4_rocm.kernels.selection import choose
 from dsv4_rocm.kernels.sparse_attention.op import SparseAttention
-from dsv4_rocm.linear import GroupedLinear, column_linear, replicated_linear, row_linear, sharded_parameter
-from dsv4_rocm.model_spec import HEAD_DIM, LayerKind
+from dsv4_rocm.linear import (
+    GroupedLinear,
+    JoinedFp32OutputLinear,
+    joined_linear,
+    row_linear,
+    sharded_parameter,
+)
+from dsv4_rocm.model_spec import HEAD_DIM, INDEX_HEAD_DIM, LayerKind
 
 
 class Attention(nn.Module):
@@ -26,10 +32,14 @@ class Attention(nn.Module):
         spec, quant = context.spec, context.quant_config
         heads, groups = spec.num_heads // context.tp_size, spec.o_groups // context.tp_size
         self.num_heads, self.num_groups, self.norm_eps = heads, groups, spec.norm_eps
-        self.wq_a = replicated_linear(spec.hidden_size, spec.q_lora_rank, quant, f"{prefix}.wq_a")
+        latents = {"wq_a": spec.q_lora_rank, "wkv": HEAD_DIM}
+        self.wq_a_wkv = joined_linear(spec.hidden_size, latents, quant, f"{prefix}.wq_a_wkv")
+        self._latent_sizes = tuple(latents.values())
         self.q_norm = RMSNorm(spec.q_lora_rank, spec.norm_eps)
-        self.wq_b = column_linear(spec.q_lora_rank, spec.num_heads * HEAD_DIM, quant, f"{prefix}.wq_b")
-        self.wkv = replicated_linear(spec.hidden_size, HEAD_DIM, quant, f"{prefix}.wkv")
+        queries = {"wq_b": spec.num_heads * HEAD_DIM}
+        if kind is LayerKind.C4A:
+            queries["indexer.wq_b"] = spec.index_heads * INDEX_HEAD_DIM
+        self.queries = joined_linear(spec.q_lora_rank, queries, quant, f"{prefix}.queries", split=("wq_b",))
         self.kv_norm = RMSNorm(HEAD_DIM, spec.norm_eps)
         self.wo_a = GroupedLinear(spec.heads_per_group * HEAD_DIM, spec.o_lora_rank, groups)
         self.wo_b = row_linear(spec.o_groups * spec.o_lora_rank, spec.hidden_size, quant, f"{prefix}.wo_b")
@@ -45,6 +55,12 @@ class Attention(nn.Module):
             self.compressor = Compressor(context, kind, self.entries, state, f"{prefix}.compressor")
         if kind is LayerKind.C4A:
             self.indexer = Indexer(context, caches, f"{prefix}.indexer")
+        # All that is projected from the hidden states in fp32, as one product.
+        self.projections: JoinedFp32OutputLinear | None = None
+        if kind is not LayerKind.SWA:
+            indexer_parts = {} if self.indexer is None else under("indexer", self.indexer.parts)
+            parts = under("compressor", self.compressor.parts) | indexer_parts
+            self.projections = JoinedFp32OutputLinear(spec.hidden_size, parts)
 
         # Kept out of the state dict and of the model's dtype: angles need fp32.
         self._frequencies = rotary_frequencies(spec, kind)
@@ -64,29 +80,33 @@ class Attention(nn.Module):
         tokens, padding = hidden[: batch.num_tokens], hidden.shape[0] - batch.num_tokens
         frequencies = self._frequencies.to(hidden.device)
 
-        latent = self.q_norm(self.wq_a(tokens))
-        query = self.wq_b(latent).view(-1, self.num_heads, HEAD_DIM)
-        key = self.kv_norm(self.wkv(tokens))
+        latent, key = self.wq_a_wkv(tokens).split(self._latent_sizes, -1)
+        latent, key = self.q_norm(latent), self.kv_norm(key)
+        queries = self.queries(latent)
+        query, index_query = queries.tensor_split([self.num_heads * HEAD_DIM], -1)
+        query = query.unflatten(-1, (-1, HEAD_DIM))
         window = self.swa.paged(step)
         query = self._qnorm_rope_insert(query, key, batch.positions, frequencies, self.norm_eps, window)
 
         entries, selected = None, None
-        if self.entries is not None:
-            self.compressor(tokens, frequencies, step)
+        if self.projections is not None and self.entries is not None:
+            projected = self.projections.by_part(tokens)
+            self.compressor(within("compressor", projected), frequencies, step)
             entries = self.entries.paged(step)
-        if self.indexer is not None:
-            selected = self.indexer(tokens, latent, frequencies, step)
+            if self.indexer is not None:
+                selected = self.indexer(within("indexer", projected), index_query, frequencies, step)
 
         output = self._sparse_attention(
             query, self.attn_sink, HEAD_DIM**-0.5, batch, window, entries, selected, frequencies
         )
         grouped = output.view(-1, self.num_groups, self.num_heads // self.num_groups * HEAD_DIM)
         result: Tensor = self.wo_b(self.wo_a(grouped))
-        return nn.functional.pad(result, (0, 0, 0, padding))
+        return nn.functional.pad(result, (0, 0, 0, padding)) if padding else result
 
     def _without_caches(self, hidden: Tensor) -> Tensor:
         """Zeros, for the memory of a step: vLLM's profiling run, before the caches exist, sizes the KV pool by it."""
-        query = self.wq_b(self.q_norm(self.wq_a(hidden))).view(-1, self.num_heads, HEAD_DIM)
+        latent, _ = self.wq_a_wkv(hidden).split(self._latent_sizes, -1)
+        query = self.queries(self.q_norm(latent))[:, : self.num_heads * HEAD_DIM]
         output = torch.zeros_like(query).view(-1, self.num_groups, self.num_heads // self.num_groups * HEAD_DIM)
         result: Tensor = self.wo_b(self.wo_a(output))
         return result

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.activation import SiluAndMul, SiluAndMulWithClamp
 
 from dsv4_rocm.attention.context import LayerContext
-from dsv4_rocm.linear import Fp32OutputLinear, column_linear, parameter, rank_slice, row_linear
+from dsv4_rocm.linear import Fp32OutputLinear, joined_linear, parameter, rank_slice, row_linear
 from dsv4_rocm.model_spec import LayerSpec, ModelSpec
 
 _SHARDED_DIM = {"w1": 0, "w3": 0, "w2": 1}  # the expert width, which the ranks share
@@ -56,14 +57,14 @@ class SharedExpert(nn.Module):
     def __init__(self, context: LayerContext, prefix: str) -> None:
         super().__init__()
         spec, quant = context.spec, context.quant_config
-        self.limit = spec.swiglu_limit
-        self.w1 = column_linear(spec.hidden_size, spec.expert_width, quant, f"{prefix}.w1")
-        self.w3 = column_linear(spec.hidden_size, spec.expert_width, quant, f"{prefix}.w3")
+        widths = {"w1": spec.expert_width, "w3": spec.expert_width}
+        self.w1_w3 = joined_linear(spec.hidden_size, widths, quant, f"{prefix}.w1_w3", split=widths)
+        self.activation = SiluAndMul() if spec.swiglu_limit is None else SiluAndMulWithClamp(spec.swiglu_limit)
         self.w2 = row_linear(spec.expert_width, spec.hidden_size, quant, f"{prefix}.w2", reduce=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden], partial over the tensor-parallel ranks."""
-        out: Tensor = self.w2(clamped_swiglu(self.w1(hidden), self.w3(hidden), self.limit))
+        out: Tensor = self.w2(self.activation(self.w1_w3(hidden)))
         return out
 
 

@@ -4,14 +4,16 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from dsv4_rocm.attention.context import LayerContext
 from dsv4_rocm.checkpoint import skipped_reason
+from dsv4_rocm.linear import JoinedFp32OutputLinear, rank_slice
 from dsv4_rocm.model.moe import FusedMoE, HostMoE
 from dsv4_rocm.number_formats import dequantize_fp8_blocks, dequantize_mxfp4
 
@@ -141,6 +143,7 @@ def _without_skipped(
 
 def _load(model: nn.Module, weights: Iterable[tuple[str, Tensor]], context: LayerContext, absent: set[int]) -> set[str]:
     params = dict(model.named_parameters())
+    shards = _shards(model)
     moes = {name: module for name, module in model.named_modules() if isinstance(module, HostMoE | FusedMoE)}
     loaded: set[str] = set()
     experts_loaded: set[tuple[str, int, str]] = set()
@@ -158,13 +161,19 @@ def _load(model: nn.Module, weights: Iterable[tuple[str, Tensor]], context: Laye
                 experts_loaded.add((prefix, int(number), which))
         else:
             target = parameter_name(name, context)
-            if target in params:
+            if target in shards:
+                shard = shards[target]
+                loader: Any = params[shard.param].weight_loader  # type: ignore[attr-defined]
+                loader(params[shard.param], rank_slice(tensor, 0) if shard.split else tensor, shard.number)
+                loaded.add(target)
+            elif target in params:
                 loader = getattr(params[target], "weight_loader", default_weight_loader)
                 loader(params[target], tensor)
                 loaded.add(target)
             elif not _elsewhere(target, absent):
                 raise ValueError(f"tensor {name} of the checkpoint belongs to no part of DeepSeek-V4")
-    _report(params.keys() - loaded, moes, experts_loaded, context)
+    joined = {shard.param for shard in shards.values()}
+    _report((params.keys() - joined | shards.keys()) - loaded, moes, experts_loaded, context)
     if dequantizer.stored_bytes:
         logger.info(
             "dsv4_rocm: quantized weights of %.2f GiB became %.2f GiB of %s",
@@ -172,7 +181,28 @@ def _load(model: nn.Module, weights: Iterable[tuple[str, Tensor]], context: Laye
             dequantizer.plain_bytes / 2**30,
             dequantizer.dtype,
         )
-    return loaded
+    return loaded - shards.keys() | joined
+
+
+class _Shard(NamedTuple):
+    """Where one matrix of a joined layer is held, and whether this rank takes only its share."""
+
+    param: str
+    number: int
+    split: bool
+
+
+def _shards(model: nn.Module) -> dict[str, _Shard]:
+    """Every matrix that is held in a joined layer, by its own name; scales too."""
+    found = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, MergedColumnParallelLinear | JoinedFp32OutputLinear):
+            continue
+        for param, _ in module.named_parameters():
+            for number, part in enumerate(module.parts):
+                shard = _Shard(f"{name}.{param}", number, part in module.split_parts)
+                found[f"{name.rpartition('.')[0]}.{part}.{param}"] = shard
+    return found
 
 
 def _expert_scale_name(context: LayerContext) -> str:

@@ -173,12 +173,19 @@ def _stub_extensions() -> None:
     make: Any = torch.library.Library  # untyped in torch
     for name in names:
         library = make("_C", "FRAGMENT")
-        _CUTLASS.append(library)
+        _LIBRARIES.append(library)
         library.define(f"cutlass_{name}(int cuda_device_capability) -> bool")
         library.impl(f"cutlass_{name}", lambda capability: False, "CompositeExplicitAutograd")
+    # vLLM's activations look these up when they are made.
+    library = make("_C", "FRAGMENT")
+    _LIBRARIES.append(library)
+    library.define("silu_and_mul(Tensor! out, Tensor input) -> ()")
+    library.define("silu_and_mul_with_clamp(Tensor! out, Tensor input, float limit, float alpha, float beta) -> ()")
+    for name in ("silu_and_mul", "silu_and_mul_with_clamp"):
+        library.impl(name, lambda *_: None, "Meta")
 
 
-_CUTLASS: list[Any] = []  # a torch library ends with its object
+_LIBRARIES: list[Any] = []  # a torch library ends with its object
 
 
 def _refusing_module(name: str) -> types.ModuleType:

@@ -4,7 +4,9 @@ import pytest
 
 from dsv4_rocm.testing.bench.__main__ import layer_records
 
-MOST = {"swa": 41, "c4a": 56, "c128a": 46}  # a change that adds a launch shows here
+# A change that adds a launch shows here. Agreed were 30 (c4a) and 24 (c128a), which need experts that take the shared
+# expert with them and linear layers that quantize in the norm before them.
+MOST = {"swa": 29, "c4a": 38, "c128a": 33}
 
 
 @pytest.mark.slow

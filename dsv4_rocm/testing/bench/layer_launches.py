@@ -42,15 +42,16 @@ from dsv4_rocm.testing.simulated_platform import simulate
 from dsv4_rocm.testing.tiny_config import DEMO, config_json
 from dsv4_rocm.testing.tiny_tokenizer import write_tokenizer
 
-# Launches of vLLM's own modules on a GPU, read in its source: a quantized linear layer quantizes its input and
-# multiplies; fused experts take logits, top-k, alignment, quantization, the first product, activation, quantization,
-# the second product and the sum over experts; hyper-connections, as TileLang has them for a decode step, a product and
-# the rest. Where vLLM finds neither AITER nor TileLang it runs them in plain torch, some 290 launches a layer.
+# Launches of vLLM's own modules on a GPU with AITER, read in the source. A quantized linear layer quantizes its input
+# and multiplies. Fused experts take logits, top-k, sorting, quantization, the first product with its activation,
+# quantization, and the second product with the sum over experts. mHC multiplies and does the rest, the norm included;
+# where vLLM finds neither AITER nor TileLang it runs mHC in plain torch, some 290 launches a layer.
 LIBRARY = {
     "fp8 linear": 2,
     "linear": 1,
     "RMSNorm": 1,
-    "fused experts": 9,
+    "activation": 1,
+    "fused experts": 7,
     "MHCPreOp": 2,
     "MHCFusedPostPreOp": 2,
     "MHCPostOp": 1,
@@ -145,10 +146,12 @@ class _Stubs:
     def install(self, layer: Any) -> None:
         """Replace our ops and vLLM's modules in a layer by stubs."""
         from vllm.model_executor.layers import mhc
+        from vllm.model_executor.layers.activation import SiluAndMul, SiluAndMulWithClamp
         from vllm.model_executor.layers.layernorm import RMSNorm
         from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
         from dsv4_rocm.linear import Fp32OutputLinear
+        from dsv4_rocm.model.hyper_connections import FusedHyperConnection
 
         MHC = (mhc.MHCPreOp, mhc.MHCPostOp, mhc.MHCFusedPostPreOp)
         for path, module in list(layer.named_modules()):
@@ -164,6 +167,10 @@ class _Stubs:
                 module.forward = partial(self.fp32_linear, part, module.weight.shape[0])  # type: ignore[method-assign]
             elif isinstance(module, RMSNorm):
                 module.forward = partial(self.norm, part)
+            elif isinstance(module, SiluAndMul | SiluAndMulWithClamp):
+                module.forward = partial(self.activation, part)
+            elif isinstance(module, FusedHyperConnection):
+                module._norm_in_kernel = True
         layer.ffn.experts.fused = partial(self.experts, layer.ffn.shared_experts)
 
     def add(self, part: str, launched: int) -> None:
@@ -203,6 +210,10 @@ class _Stubs:
     def norm(self, part: str, x: Tensor) -> Tensor:
         self.add(f"{part}: vLLM norms", LIBRARY["RMSNorm"])
         return torch.empty_like(x)
+
+    def activation(self, part: str, x: Tensor) -> Tensor:
+        self.add(f"{part}: vLLM activation", LIBRARY["activation"])
+        return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
     def experts(self, shared: nn.Module, hidden_states: Tensor, **_: Any) -> Tensor:
         self.add("ffn: vLLM fused experts", LIBRARY["fused experts"])
