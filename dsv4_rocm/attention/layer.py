@@ -1,6 +1,5 @@
 """The attention layer: hidden states in, hidden states out, readable from top to bottom."""
 
-import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.layernorm import RMSNorm
 
@@ -80,11 +79,7 @@ class Attention(nn.Module):
         tokens, padding = hidden[: batch.num_tokens], hidden.shape[0] - batch.num_tokens
         frequencies = self._frequencies.to(hidden.device)
 
-        latent, key = self.wq_a_wkv(tokens).split(self._latent_sizes, -1)
-        latent, key = self.q_norm(latent), self.kv_norm(key)
-        queries = self.queries(latent)
-        query, index_query = queries.tensor_split([self.num_heads * HEAD_DIM], -1)
-        query = query.unflatten(-1, (-1, HEAD_DIM))
+        query, index_query, key = self._project(tokens)
         window = self.swa.paged(step)
         query = self._qnorm_rope_insert(query, key, batch.positions, frequencies, self.norm_eps, window)
 
@@ -99,14 +94,22 @@ class Attention(nn.Module):
         output = self._sparse_attention(
             query, self.attn_sink, HEAD_DIM**-0.5, batch, window, entries, selected, frequencies
         )
+        return self._project_back(output, padding)
+
+    def _project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [tokens, heads, 512], queries of the indexer (none without one), normed keys [tokens, 512]."""
+        latent, key = self.wq_a_wkv(tokens).split(self._latent_sizes, -1)
+        queries = self.queries(self.q_norm(latent))
+        query, index_query = queries.tensor_split([self.num_heads * HEAD_DIM], -1)
+        return query.unflatten(-1, (-1, HEAD_DIM)), index_query, self.kv_norm(key)
+
+    def _project_back(self, output: Tensor, padding: int) -> Tensor:
+        """[tokens, heads, 512] -> [tokens + padding, hidden]."""
         grouped = output.view(-1, self.num_groups, self.num_heads // self.num_groups * HEAD_DIM)
         result: Tensor = self.wo_b(self.wo_a(grouped))
         return nn.functional.pad(result, (0, 0, 0, padding)) if padding else result
 
     def _without_caches(self, hidden: Tensor) -> Tensor:
         """Zeros, for the memory of a step: vLLM's profiling run, before the caches exist, sizes the KV pool by it."""
-        latent, _ = self.wq_a_wkv(hidden).split(self._latent_sizes, -1)
-        query = self.queries(self.q_norm(latent))[:, : self.num_heads * HEAD_DIM]
-        output = torch.zeros_like(query).view(-1, self.num_groups, self.num_heads // self.num_groups * HEAD_DIM)
-        result: Tensor = self.wo_b(self.wo_a(output))
-        return result
+        query, _, _ = self._project(hidden)
+        return self._project_back(query.new_zeros(query.shape), padding=0)

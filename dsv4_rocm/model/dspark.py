@@ -16,14 +16,13 @@ from dsv4_rocm.attention.context import LayerContext
 from dsv4_rocm.attention.layer import Attention
 from dsv4_rocm.attention.metadata import step_metadata
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
-from dsv4_rocm.kernels.inv_rope_quant.op import InvRopeQuant
-from dsv4_rocm.kernels.selection import choose
+from dsv4_rocm.kernels.rotary import rotate
 from dsv4_rocm.linear import Fp32OutputLinear, replicated_linear
 from dsv4_rocm.model.causal_lm import layer_context
 from dsv4_rocm.model.decoder_layer import DecoderLayer
 from dsv4_rocm.model.hyper_connections import HyperHead
 from dsv4_rocm.model.weights import load_draft_weights
-from dsv4_rocm.model_spec import HEAD_DIM, DSparkSpec, LayerKind, LayerSpec, ModelSpec
+from dsv4_rocm.model_spec import HEAD_DIM, DSparkSpec, LayerSpec, ModelSpec
 from dsv4_rocm.upstream import refuse
 
 
@@ -52,10 +51,6 @@ def whole_block(batch: TokenBatch, window: PagedCache) -> tuple[TokenBatch, Page
 class BlockAttention(Attention):
     """Attention of a draft stage: where a step is not causal, tokens see the whole block (docs/model-spec.md 5)."""
 
-    def __init__(self, context: LayerContext, kind: LayerKind, prefix: str) -> None:
-        super().__init__(context, kind, prefix)
-        self._inv_rope_quant: InvRopeQuant = choose("inv_rope_quant", context.arch, context.encodings).chosen.load()
-
     def forward(self, hidden: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]; rows past the step's tokens are padding and come out as zero."""
         step = step_metadata()
@@ -64,14 +59,12 @@ class BlockAttention(Attention):
         batch, window = step[self.swa.prefix].batch, self.swa.paged(step)
         tokens, padding = hidden[: batch.num_tokens], hidden.shape[0] - batch.num_tokens
         frequencies = self._frequencies.to(hidden.device)
-        query = self.wq_b(self.q_norm(self.wq_a(tokens))).view(-1, self.num_heads, HEAD_DIM)
-        key = self.kv_norm(self.wkv(tokens))
+        query, _, key = self._project(tokens)
         query = self._qnorm_rope_insert(query, key, batch.positions, frequencies, self.norm_eps, window)
         seen, wide = whole_block(batch, window)
         output = self._sparse_attention(query, self.attn_sink, HEAD_DIM**-0.5, seen, wide, None, None)
-        grouped = self._inv_rope_quant(output, batch.positions, frequencies, self.num_groups)
-        result: Tensor = self.wo_b(self.wo_a(grouped))
-        return nn.functional.pad(result, (0, 0, 0, padding))
+        turned = rotate(output.float(), batch.positions, frequencies, inverse=True)  # each by its own position
+        return self._project_back(turned.to(output.dtype), padding)
 
     def store_context(self, states: Tensor, positions: Tensor, slots: Tensor | None) -> None:
         """Write the rows of context tokens.
@@ -81,7 +74,8 @@ class BlockAttention(Attention):
             positions: int64 [tokens].
             slots: int64 [tokens], -1 for nothing; None in a profiling run.
         """
-        key = self.kv_norm(self.wkv(states))
+        _, key = self.wq_a_wkv(states).split(self._latent_sizes, -1)
+        key = self.kv_norm(key)
         if slots is None:
             return
         nobody = states.new_zeros(states.shape[0], 1, HEAD_DIM)  # context tokens ask nothing

@@ -1,8 +1,9 @@
 """The memory plan of a serve command, from vLLM's resolved configuration."""
 
+from dsv4_rocm import arch
 from dsv4_rocm.cache.gpu_memory import Parallelism
 from dsv4_rocm.cache.planner import Plan, Request, make_plan
-from dsv4_rocm.cache.pool import InFlight
+from dsv4_rocm.cache.retention import InFlight
 from dsv4_rocm.cache.specs import index_encoding, row_encoding
 from dsv4_rocm.recipes.checkpoints import Checkpoint
 from dsv4_rocm.recipes.subject import Answer, Subject
@@ -29,7 +30,7 @@ def plan_of(subject: Subject, answer: Answer, found: Checkpoint) -> Plan:
             max_num_seqs=config["max_num_seqs"],
             in_flight=InFlight(config["max_num_batched_tokens"], 2 if config["async_scheduling"] else 1),
             rows=rows,
-            index=index_encoding(config["indexer_kv_dtype"], rows),
+            index=index_encoding(config["indexer_kv_dtype"], rows, arch.get(subject.gpu.arch)),
             kv_memory_bytes=config["kv_cache_memory_bytes"],
             utilization=config["utilization"],
             eager=config["eager"],

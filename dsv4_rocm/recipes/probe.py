@@ -204,7 +204,8 @@ def _plain_torch(config: Any) -> list[str]:
     from dsv4_rocm.kernels.selection import table
 
     flags = (config.cache_config.cache_dtype, config.attention_config.indexer_kv_dtype, config.model_config.dtype)
-    return [one.op for one in table(arch.current(), cache_encodings(*flags)) if one.chosen.name == "reference"]
+    encodings = cache_encodings(*flags, arch.current())
+    return [one.op for one in table(arch.current(), encodings) if one.chosen.name == "reference"]
 
 
 def _unknown_env(names: dict[str, str]) -> list[str]:
