@@ -27,8 +27,8 @@ def update(page: Path, records: list[Record]) -> None:
 
 def tables(records: list[Record]) -> str:
     """All tables as Markdown, with the date."""
-    parts = (f"Made on {date.today().isoformat()}.", cycles(records), traffic(records), launches(records))
-    return "\n\n".join((*parts, resources(records)))
+    made = f"Made on {date.today().isoformat()}."
+    return "\n\n".join((made, *(make(records) for make in (cycles, traffic, counted, launches, resources))))
 
 
 def _table(columns: Row, rows: Sequence[Row]) -> str:
@@ -58,6 +58,17 @@ def traffic(records: list[Record]) -> str:
     rows = [(*key, *(f"{ratios[(*key[:2], f'{key[2]}-b{batch}')]:.2f}" for batch in BATCHES)) for key in keys]
     columns = ("implementation", "arch", "shape", *(f"batch {batch}" for batch in BATCHES))
     return "Sparse decode, moved bytes over the least possible, by the launch plan:\n\n" + _table(columns, rows)
+
+
+def counted(records: list[Record]) -> str:
+    """Bytes that the emulator counted over the minimum of an op."""
+    rows = []
+    for one in records:
+        if one.how == "emulated" and one.bytes_minimum:
+            ratios = (round((moved or 0) / one.bytes_minimum, 2) for moved in (one.bytes_moved, one.bytes_requested))
+            rows.append((one.op, one.impl, one.arch, one.case, one.bytes_minimum, *ratios))
+    columns = ("op", "implementation", "arch", "case", "least bytes", "moved over it", "if every read misses")
+    return "Bytes of an op's kernels as the emulator counts them:\n\n" + _table(columns, rows)
 
 
 def launches(records: list[Record]) -> str:

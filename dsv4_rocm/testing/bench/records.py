@@ -115,6 +115,7 @@ COLUMNS = {
     "static": "valu_cycles_per_key_static",
     "bytes": "bytes_moved",
     "/min": "ratio",
+    "all misses": "bytes_requested",
     "launches": "launches_per_layer",
 }
 TEXT = 6  # columns of words; the others are figures
