@@ -1,6 +1,7 @@
 """The second step of indexer_select in HIP C++: from fp32 scores to the ids of the exact best. Kernels: csrc/topk."""
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ def select_entries(
         return
     segments = max(1, -(-width // SEGMENT))
     kept = tokens * segments * top_k if words else 0
-    values = {
+    values: dict[str, Any] = {
         "scores": scores,
         "positions": batch.positions[first:],
         "request": batch.request[first:],
