@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dsv4_rocm.cache.addressing import TokenBatch
-from dsv4_rocm.kernels import hip_runtime
+from dsv4_rocm.kernels import hip_runtime, selection
 from dsv4_rocm.kernels.hip_runtime import HipKernel
 from dsv4_rocm.kernels.indexer_select import hip_topk
 from dsv4_rocm.kernels.indexer_select.reference import top_entries
@@ -212,6 +212,16 @@ def test_the_struct_is_the_kernels(gfx_arch):
     for kernel in (hip_topk.SEGMENT_KERNEL, hip_topk.MERGE_KERNEL):
         (argument,) = [a for a in loaded.info(kernel.name).arguments if not a.hidden]
         assert argument.size == ctypes.sizeof(hip_topk.Params)
+
+
+@pytest.mark.usefixtures("seeded")
+def test_a_host_that_emulates_a_gpu_runs_it(monkeypatch):
+    """As the engine does: the implementation is loaded, nothing is entered by the caller."""
+    monkeypatch.setenv("DSV4_ROCM_KERNELS", "emulated:gfx950")
+    target = f"{hip_topk.select_entries.__module__}:select_entries"
+    monkeypatch.setattr(hip_topk, "select_entries", selection.Implementation("hip", target, selection.always).load())
+    rows = Rows(random(1, 600), [600])
+    assert torch.equal(rows.select(64), rows.expected(64))
 
 
 def test_arguments_are_checked():
