@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm_hip import hip_api, manifest
 
 if TYPE_CHECKING:
@@ -91,13 +90,6 @@ class HipKernel:
         text, info = _assembly(self.variant, self.name, device.arch)
         params = lambda address: bytes(self._fill(values, address))  # noqa: E731
         device.launch_text(text, info, grid, (threads, 1, 1), [params], info.lds_bytes + lds)
-
-
-def refuses(variant: str, arch: GpuArch) -> str | None:
-    """Why a variant cannot run on `arch`, or None when it can."""
-    if arch.vendor is not Vendor.AMD:
-        return f"needs an AMD GPU, not {arch.name}"
-    return manifest.missing(variant, arch.name)
 
 
 @cache

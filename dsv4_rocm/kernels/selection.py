@@ -13,6 +13,7 @@ from dsv4_rocm.arch import GpuArch, Vendor
 from dsv4_rocm.cache.layout import Encoding
 from dsv4_rocm.cache.library_limits import LIBRARY_KERNELS
 from dsv4_rocm.cache.specs import CacheEncodings
+from dsv4_rocm_hip import manifest
 
 logger = logging.getLogger(f"vllm.{__name__}")  # below vLLM's logger, so that its settings hold
 
@@ -24,6 +25,9 @@ OPS = (
     "sparse_attention",
     "inv_rope_quant",
 )
+
+
+Refusal = Callable[[GpuArch, CacheEncodings], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Implementation:
 
     name: str
     target: str
-    refuses: Callable[[GpuArch, CacheEncodings], str | None]
+    refuses: Refusal
     library: str | None = None
 
     def refusal(self, arch: GpuArch, encodings: CacheEncodings) -> str | None:
@@ -135,6 +139,17 @@ def render_table(choices: list[Choice]) -> str:
 def log_table(arch: GpuArch, encodings: CacheEncodings) -> None:
     """Print the table of choices, once per process."""
     logger.info("dsv4_rocm ops on %s:\n%s", arch.name, render_table(table(arch, encodings)))
+
+
+def needs_code_object(variant: str, and_also: Refusal) -> Refusal:
+    """A HIP kernel: its code object for the architecture, and what `and_also` asks for."""
+
+    def refuses(arch: GpuArch, encodings: CacheEncodings) -> str | None:
+        if arch.vendor is not Vendor.AMD:
+            return f"needs an AMD GPU, not {arch.name}"
+        return manifest.missing(variant, arch.name) or and_also(arch, encodings)
+
+    return refuses
 
 
 def always(_arch: GpuArch, _encodings: CacheEncodings) -> None:

@@ -15,8 +15,8 @@ ARCHES = ("gfx942", "gfx950")
 PACKAGE = "ziglang==0.17.1"
 INCLUDE = Path(__file__).parent / "include"
 # Neither ROCm's headers nor a standard library: the same source gives the same code wherever it is compiled.
-_FRONT = ("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-nostdinc")
-_FRONT += ("-std=c++20", "-O3", "-fuse-cuid=none", "-mcode-object-version=5")
+_SOURCE = ("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-nostdinc")
+_FRONT = (*_SOURCE, "-std=c++20", "-O3", "-fuse-cuid=none", "-mcode-object-version=5")
 _ZIG_FRONT = ("--target=x86_64-unknown-linux-gnu", "-emit-llvm", "-c")
 _ZIG_BACK = ("--target=amdgcn-amd-amdhsa", "-nogpulib", "-O3", "-c", "-x", "ir")
 _ZIG_LINK = ("-shared", "--strip-debug")

@@ -43,6 +43,17 @@ def test_shipped_objects_are_clean(name, arch):
     assert list(lint(data)) == []
 
 
+@pytest.mark.parametrize(("name", "arch"), manifest.read(), ids=str)
+def test_shipped_objects_load_anywhere(name, arch):
+    """Whatever the GPU's XNACK and SRAMECC settings; each kernel takes one struct by value, as `HipKernel` gives it."""
+    data = manifest.load(name, arch)
+    flags = int.from_bytes(data[48:52], "little")
+    assert (flags >> 8 & 3, flags >> 10 & 3) == (1, 1), "1 is: any setting"
+    loaded = cdna.CodeObject(data)
+    for kernel in loaded.kernels:
+        assert [argument.kind for argument in loaded.info(kernel).arguments] == ["by_value"]
+
+
 OFFENDERS = {
     "flat_store_dword": """
         DSV4_SHARED std::int32_t* where[64];

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from dsv4_rocm import arch
-from dsv4_rocm.kernels import hip_runtime
+from dsv4_rocm.cache.specs import SERVED
+from dsv4_rocm.kernels import hip_runtime, selection
 from dsv4_rocm.kernels.hip_runtime import HipKernel
 from dsv4_rocm.testing import cdna
 from dsv4_rocm_hip import compiler, hip_api, manifest
+from dsv4_rocm_hip.variants import Variant
 
 pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements.txt")
 pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements.txt")
@@ -211,7 +213,29 @@ def test_fields_and_devices_are_checked():
         SCALE.launch((1, 1, 1), 256, bias=None, count=300, factor=2.0, **tensors(300))
 
 
-def test_what_is_not_there_is_refused():
-    assert hip_runtime.refuses("scale", arch.GFX942) is None
-    assert hip_runtime.refuses("scale", arch.SM90) == "needs an AMD GPU, not sm90"
-    assert "there is no variant other" in hip_runtime.refuses("other", arch.GFX942)
+def test_what_cannot_run_is_refused(monkeypatch):
+    refuses = selection.needs_code_object("scale", lambda arch, encodings: None)
+    assert refuses(arch.GFX942, SERVED) is None
+    assert refuses(arch.SM90, SERVED) == "needs an AMD GPU, not sm90"
+    assert refuses(arch.HOST, SERVED) == "needs an AMD GPU, not host"
+    entries = dict(manifest.shipped())
+    del entries["scale", "gfx942"]
+    monkeypatch.setattr(manifest, "shipped", lambda: entries)
+    monkeypatch.setattr(manifest, "VARIANTS", [Variant("scale", "scale")])
+    assert refuses(arch.GFX942, SERVED) == "scale was built for gfx950, not for gfx942: run `make hip` in a checkout"
+    assert "no variant other" in selection.needs_code_object("other", selection.always)(arch.GFX942, SERVED)
+    also = selection.needs_code_object("scale", lambda arch, encodings: "needs fp8")
+    assert also(arch.GFX950, SERVED) == "needs fp8"
+
+
+def test_a_damaged_object_is_not_loaded(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    entry = manifest.read()["topk", "gfx942"]
+    path = tmp_path / "gfx942/topk.co"
+    path.parent.mkdir()
+    monkeypatch.setattr(manifest.Entry, "path", lambda self: path)
+    for contents in (None, entry.name.encode()):
+        if contents:
+            path.write_bytes(contents)
+        with pytest.raises(FileNotFoundError, match=r"topk.co is not what manifest.json says: run `make hip`"):
+            manifest.load("topk", "gfx942")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dsv4_rocm.cache.addressing import TokenBatch
-from dsv4_rocm.kernels import hip_runtime
+from dsv4_rocm.kernels import hip_runtime, selection
 from dsv4_rocm.kernels.hip_runtime import HipKernel
-from dsv4_rocm.kernels.indexer_select import hip_topk
+from dsv4_rocm.kernels.indexer_select import hip_selection
 from dsv4_rocm.kernels.indexer_select.reference import top_entries
 from dsv4_rocm.testing import cdna
 from dsv4_rocm_hip import manifest
@@ -69,9 +69,9 @@ class Rows:
     def select(self, top_k: int, first: int = 0, requests: int | None = None) -> torch.Tensor:
         rows, width = self.scores.shape
         out = torch.full((rows, top_k), -7, dtype=torch.int32)
-        space = torch.full((hip_topk.candidate_words(width, top_k) * rows,), -1, dtype=torch.int32)
+        space = torch.full((hip_selection.candidate_words(width, top_k) * rows,), -1, dtype=torch.int32)
         requests = rows if requests is None else requests
-        hip_topk.select_entries(self.scores[first:], self.batch, first, requests, self.ratio, out, space)
+        hip_selection.select_entries(self.scores[first:], self.batch, first, requests, self.ratio, out, space)
         return out
 
     def expected(self, top_k: int) -> torch.Tensor:
@@ -177,11 +177,11 @@ class Replayed:
 def test_every_barrier_is_needed(monkeypatch, kernel):
     """Mutation control: a kernel that lacks one barrier is caught on a row of ties, or one that takes the slow path."""
     assembly = hip_runtime._assembly
-    text, _ = assembly(hip_topk.VARIANT, kernel, "gfx942")
+    text, _ = assembly(hip_selection.VARIANT, kernel, "gfx942")
     problems = [(Rows(tied(1, 9000), [9000]), FLASH)]
     if kernel == "topk_merge":
         problems.append((Rows(torch.ones(1, 20_000), [20_000]), 2500))
-    segments = [Replayed(hip_topk.SEGMENT_KERNEL) for _ in problems]
+    segments = [Replayed(hip_selection.SEGMENT_KERNEL) for _ in problems]
 
     def caught(number: int) -> bool:
         def mutated(variant, name, arch):
@@ -191,7 +191,7 @@ def test_every_barrier_is_needed(monkeypatch, kernel):
         monkeypatch.setattr(hip_runtime, "_assembly", mutated)
         for (rows, top_k), replayed in zip(problems, segments, strict=True):
             if kernel == "topk_merge":
-                monkeypatch.setattr(hip_topk, "SEGMENT_KERNEL", replayed)
+                monkeypatch.setattr(hip_selection, "SEGMENT_KERNEL", replayed)
             try:
                 with cdna.device("gfx942"):
                     found = rows.select(top_k)
@@ -208,21 +208,33 @@ def test_every_barrier_is_needed(monkeypatch, kernel):
 
 
 def test_the_struct_is_the_kernels(gfx_arch):
-    loaded = cdna.CodeObject(manifest.load(hip_topk.VARIANT, gfx_arch))
-    for kernel in (hip_topk.SEGMENT_KERNEL, hip_topk.MERGE_KERNEL):
+    loaded = cdna.CodeObject(manifest.load(hip_selection.VARIANT, gfx_arch))
+    for kernel in (hip_selection.SEGMENT_KERNEL, hip_selection.MERGE_KERNEL):
         (argument,) = [a for a in loaded.info(kernel.name).arguments if not a.hidden]
-        assert argument.size == ctypes.sizeof(hip_topk.Params)
+        assert argument.size == ctypes.sizeof(hip_selection.Params)
+
+
+@pytest.mark.usefixtures("seeded")
+def test_a_host_that_emulates_a_gpu_runs_it(monkeypatch):
+    """As the engine does: the implementation is loaded, nothing is entered by the caller."""
+    monkeypatch.setenv("DSV4_ROCM_KERNELS", "emulated:gfx950")
+    target = f"{hip_selection.select_entries.__module__}:select_entries"
+    monkeypatch.setattr(
+        hip_selection, "select_entries", selection.Implementation("hip", target, selection.always).load()
+    )
+    rows = Rows(random(1, 600), [600])
+    assert torch.equal(rows.select(64), rows.expected(64))
 
 
 def test_arguments_are_checked():
     rows = Rows(random(2, 9000), [9000, 9000])
     out, none = torch.empty(2, 512, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"fp32 scores.*got torch.float64"):
-        hip_topk.select_entries(rows.scores.double(), rows.batch, 0, 2, 4, out, none)
+        hip_selection.select_entries(rows.scores.double(), rows.batch, 0, 2, 4, out, none)
     with pytest.raises(ValueError, match="candidates must have 4608 words, got 0"):
-        hip_topk.select_entries(rows.scores, rows.batch, 0, 2, 4, out, none)
+        hip_selection.select_entries(rows.scores, rows.batch, 0, 2, 4, out, none)
     with pytest.raises(ValueError, match="top_k must be at most 8192, got 9000"):
-        hip_topk.select_entries(rows.scores, rows.batch, 0, 2, 4, torch.empty(2, 9000, dtype=torch.int32), none)
+        hip_selection.select_entries(rows.scores, rows.batch, 0, 2, 4, torch.empty(2, 9000, dtype=torch.int32), none)
 
 
 # The model of a row's time at batch 1. Assumed, not measured: the clock; the busiest of the vector, scalar and LDS
@@ -250,7 +262,7 @@ def test_a_row_of_a_million_tokens(gfx_arch):
     rows = Rows(narrow(1, LONG), [LONG])
     with cdna.device(gfx_arch, checks="none") as device:
         assert torch.equal(rows.select(PRO), rows.expected(PRO))
-    workgroups = {"topk_segment": LONG // hip_topk.SEGMENT, "topk_merge": 1}
+    workgroups = {"topk_segment": LONG // hip_selection.SEGMENT, "topk_merge": 1}
     times = {name: microseconds(name, stats, workgroups[name], gfx_arch) for name, stats in device.launches}
     assert sum(times.values()) <= 40, times
 

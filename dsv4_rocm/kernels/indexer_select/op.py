@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
 from dsv4_rocm.kernels.indexer_query.op import IndexQuery
-from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_byte_index
+from dsv4_rocm.kernels.selection import Implementation, always, needs_code_object, needs_gpu_and_byte_index
 
 
 class IndexerSelect(Protocol):
@@ -33,6 +33,11 @@ class IndexerSelect(Protocol):
 
 
 IMPLEMENTATIONS = (
+    Implementation(
+        "hip",
+        "dsv4_rocm.kernels.indexer_select.hip_binding:indexer_select",
+        needs_code_object("topk", needs_gpu_and_byte_index),
+    ),
     Implementation("triton", "dsv4_rocm.kernels.indexer_select.triton_kernel:indexer_select", needs_gpu_and_byte_index),
     Implementation("reference", "dsv4_rocm.kernels.indexer_select.reference:indexer_select", always),
 )

@@ -1,4 +1,4 @@
-// What both kernels of top-k take; dsv4_rocm.kernels.indexer_select.hip_topk has the same struct.
+// What both kernels of top-k take; dsv4_rocm.kernels.indexer_select.hip_selection has the same struct.
 #pragma once
 
 #include <dsv4/device.hpp>

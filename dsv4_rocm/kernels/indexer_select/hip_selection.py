@@ -1,6 +1,7 @@
 """The second step of indexer_select in HIP C++: from fp32 scores to the ids of the exact best. Kernels: csrc/topk."""
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ MERGE_KERNEL = HipKernel(VARIANT, "topk_merge", Params)
 
 
 def candidate_words(entries: int, top_k: int) -> int:
-    """int32 words of candidates of one token with so many entries."""
+    """int32 words of candidates of one token with so many entries: the best and the highest scores of each segment."""
     segments = -(-entries // SEGMENT)
     return segments * (2 * top_k + GROUPS) if segments > 1 else 0
 
@@ -47,19 +48,9 @@ def candidate_words(entries: int, top_k: int) -> int:
 def select_entries(
     scores: Tensor, batch: TokenBatch, first: int, requests: int, ratio: int, out: Tensor, candidates: Tensor
 ) -> None:
-    """Keep the best finite scores of tokens `first` .. `first + n`, equal ones by lowest id.
+    """See `rounds.SelectEntries`; ids come out in ascending order.
 
     One launch, two where `width` is over 8,192. No result depends on the order in which workgroups run.
-
-    Args:
-        scores: fp32 [n, width], contiguous rows; entry e is visible to a token at position t where
-            `e < floor((t + 1) / ratio)`.
-        batch: the tokens.
-        first: first token of the round.
-        requests: number of requests; a token of a request from there on sees nothing.
-        ratio: tokens per entry.
-        out: int32 [tokens, top_k]; rows of the round are written: ascending ids, then -1.
-        candidates: int32 [at least `candidate_words(width, top_k) * n`], overwritten.
 
     Raises:
         ValueError: a tensor has another type or is not contiguous, `top_k` is over 8,192, or `candidates` is small.
@@ -79,7 +70,7 @@ def select_entries(
         return
     segments = max(1, -(-width // SEGMENT))
     kept = tokens * segments * top_k if words else 0
-    values = {
+    values: dict[str, Any] = {
         "scores": scores,
         "positions": batch.positions[first:],
         "request": batch.request[first:],
