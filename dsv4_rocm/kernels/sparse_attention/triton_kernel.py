@@ -28,7 +28,7 @@ from dsv4_rocm.kernels.triton_common import (
     require_fp8_rows,
     require_gpu,
     require_rows_of,
-    rotate_row,
+    rotate_rows,
     sin_cos,
     turn,
 )
@@ -351,35 +351,39 @@ def combine_splits_kernel(
     TURN: tl.constexpr,
     ROPE: tl.constexpr,
     SPLITS: tl.constexpr,  # read at once
+    HEADS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    live = head < heads
     parts = tl.load(parts_ptr + token // QUERIES)
     if parts <= 1:  # the only split has written the result
         return
     channel = tl.arange(0, 512)
-    top = tl.load(sink_ptr + head) * LOG2E
+    top = tl.load(sink_ptr + head, mask=live, other=0.0) * LOG2E
     total = tl.where(top == float("-inf"), 0.0, 1.0)
     top = tl.maximum(top, LOWEST)
-    acc = tl.zeros((512,), tl.float32)
+    acc = tl.zeros((HEADS, 512), tl.float32)
     for first in range(0, parts, SPLITS):
         split = first + tl.arange(0, SPLITS)
-        there = split < parts
-        cell = (split * tokens + token) * heads + head
+        there = (split < parts)[:, None] & live[None, :]
+        cell = (split[:, None] * tokens + token) * heads + head[None, :]  # [SPLITS, HEADS]
         part_top = tl.load(top_ptr + cell, mask=there, other=LOWEST)
         part_total = tl.load(total_ptr + cell, mask=there, other=0.0)
-        part = tl.load(partial_ptr + cell[:, None] * 512 + channel[None, :], mask=there[:, None], other=0.0)
+        part_ptr = partial_ptr + cell[:, :, None] * 512 + channel[None, None, :]
+        part = tl.load(part_ptr, mask=there[:, :, None], other=0.0).to(tl.float32)
         above = tl.maximum(top, tl.max(part_top, 0))
         fade = tl.where(top == above, 1.0, tl.exp2(top - above))  # both may be infinite
-        weight = part_total * tl.exp2(part_top - above)
+        weight = part_total * tl.exp2(part_top - above[None, :])
         total = total * fade + tl.sum(weight, 0)
-        acc = acc * fade + tl.sum(part.to(tl.float32) * weight[:, None], 0)
+        acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
         top = above
-    acc = acc * tl.where(total > 0, 1.0 / total, 0.0)
+    acc = acc * tl.where(total > 0, 1.0 / total, 0.0)[:, None]
     if TURN:
         sine, cosine = turn(frequencies_ptr, tl.load(positions_ptr + token), 512, ROPE)
-        acc = rotate_row(acc, -sine, cosine, 512)
-    tl.store(out_ptr + (token * heads + head) * 512 + channel, acc.to(out_ptr.dtype.element_ty))
+        acc = rotate_rows(acc, -sine[None, :], cosine[None, :], HEADS, 512)
+    o_ptr = out_ptr + (token * heads + head)[:, None] * 512 + channel[None, :]
+    tl.store(o_ptr, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
 
 
 class Partials(NamedTuple):
@@ -453,7 +457,7 @@ def sparse_attention(
         parts = partials(query.device, query.dtype, max(most, work.splits.count * tokens * heads))
     _attend(work, query, sink, scale, batch, window, entries, selected, frequencies, out, parts)
     if work.splits.count > 1:
-        combine_splits_kernel[(tokens, heads)](
+        combine_splits_kernel[(tokens, triton.cdiv(heads, tuning.COMBINED_HEADS))](
             parts.output,
             parts.top,
             parts.total,
@@ -468,6 +472,7 @@ def sparse_attention(
             TURN=frequencies is not None,
             ROPE=ROPE_DIM,
             SPLITS=tuning.COMBINED_SPLITS,
+            HEADS=tuning.COMBINED_HEADS,
         )
     return out
 

@@ -47,7 +47,8 @@ SETTINGS = {
 SHARED = {MatrixCore.CDNA4_MFMA: {64: _amd(16, 4, lazy=False)}}
 
 MIN_SPLIT_KEYS = 256  # 16 heads take 61 clocks a key on gfx942: fewer keys cost less than the launch that combines
-COMBINED_SPLITS = 16  # partial results that a program of the combining kernel reads at once
+COMBINED_SPLITS = 8  # partial results that a program of the combining kernel reads at once, for so many heads
+COMBINED_HEADS = 4
 SOME_UNITS = 128  # where the number of compute units is not known
 # Caches that workgroups are dealt to in turn: one on each XCD of CDNA, one for the whole chip elsewhere.
 L2S = {Vendor.AMD: 8, Vendor.NVIDIA: 1}

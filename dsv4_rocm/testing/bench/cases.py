@@ -89,6 +89,18 @@ def _attentions() -> list[Case]:
     return found
 
 
+def _drafts() -> list[Case]:
+    """Several tokens of a request in one workgroup."""
+    found = []
+    for heads, tokens in ((8, 4), (8, 8), (16, 4), (32, 2)):
+        rank = Rank(f"flash-tp{64 // heads}", FLASH, 64 // heads)
+        build = partial(attention, rank, LayerKind.C128A, drafts=tokens - 1, entries=128)
+        for units in (1, None):
+            name = f"{rank.name}-c128a-draft-verify-{tokens}" + ("-unsplit" if units else "")
+            found.append(Case("sparse_attention", name, "drafts", build, None, units, False, False, False))
+    return found
+
+
 KEY_ROW, INDEX_ROW = swa_layout(Encoding.FP8).row_bytes, index_layout(Encoding.FP8).row_bytes
 TOKEN = 64 * HEAD_DIM * 2  # bytes of the heads of a Flash token in bf16
 INDEX_TOKEN = 64 * INDEX_HEAD_DIM  # index values of a token
@@ -119,7 +131,14 @@ CASES = (
         600 * INDEX_ROW + 4 * (INDEX_TOKEN + TOP_K),
     ),
     *_attentions(),
-    Case("inv_rope_quant", "flash-tp1-decode-b8", "any", partial(inverse, FLASH_TP1, 8), 8 * 2 * TOKEN),
+    *_drafts(),
+    Case(
+        "inv_rope_quant",
+        "flash-tp1-decode-b8",
+        "any",
+        partial(inverse, FLASH_TP1, 8),
+        8 * (TOKEN + TOKEN // 2 + TOKEN // 2 // 128 * 4),
+    ),
 )
 
 
