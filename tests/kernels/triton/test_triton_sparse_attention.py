@@ -114,7 +114,7 @@ CASES = {
     # kind, heads, top_k, ranges, splits
     "flash-tp1-c4a-decode-b2": (LayerKind.C4A, 64, 96, [(2000, 1), (65, 1)], 1),
     "flash-tp1-c128a-decode-b1-split-3": (LayerKind.C128A, 64, 0, [(40_000, 1)], 3),
-    "flash-tp4-c4a-draft-verify-4": (LayerKind.C4A, 16, 40, [(509, 4)], 1),
+    "flash-tp4-c4a-draft-verify-4-1m": (LayerKind.C4A, 16, 40, [(1_048_572, 4)], 1),
     "flash-tp4-c128a-prefill-chunk": (LayerKind.C128A, 16, 0, [(254, 4), (126, 3)], 1),
     "flash-tp8-c128a-draft-verify-8": (LayerKind.C128A, 8, 0, [(1148, 8), (3, 8)], 1),
     "flash-tp8-c128a-draft-verify-3-split-4": (LayerKind.C128A, 8, 0, [(1150, 3)], 4),
@@ -130,6 +130,7 @@ SLOW = {
     "flash-tp1-swa-decode-b3": (LayerKind.SWA, 64, 0, [(0, 1), (64, 1), (1_048_575, 1)], 1),
     "flash-tp1-c4a-decode-512": (LayerKind.C4A, 64, 512, [(4000, 1)], 7),
     "flash-tp1-c128a-decode-128k": (LayerKind.C128A, 64, 0, [(131_071, 1)], 1),
+    "pro-tp1-c128a-prefill-chunk": (LayerKind.C128A, 128, 0, [(252, 6)], 1),
     "pro-tp1-c4a-prefill-24": (LayerKind.C4A, 128, 32, [(120, 24)], 1),
 }
 
@@ -219,7 +220,15 @@ def test_tokens_behind_the_last_request_get_zero(gpu, sparse_cache, make_batch) 
     assert torch.equal(got[1], torch.zeros_like(got[1]))
 
 
-@pytest.mark.parametrize("ids", [[-1] * 8, [10**6, -1, -(2**31), 2**31 - 1, 8, 9, -5, -1], []], ids=str)
+SELECTIONS = {
+    "all-skipped": [-1] * 8,
+    "out-of-range": [10**6, -1, -(2**31), 2**31 - 1, 8, 9, -5, -1],
+    "empty": [],
+    "k-is-visible": [5, 2, 7, 0, 3, 1, 6, 4],
+}
+
+
+@pytest.mark.parametrize("ids", SELECTIONS.values(), ids=SELECTIONS)
 def test_ids_that_are_not_visible_do_not_count(gpu, sparse_cache, make_batch, ids: list[int]) -> None:
     scene = Scene(sparse_cache, make_batch((31, 1)), LayerKind.C4A, 16, 8)
     scene.selected = torch.tensor([ids], dtype=torch.int32)
