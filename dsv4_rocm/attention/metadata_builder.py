@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, CommonAttentionMetadata
 
+from dsv4_rocm import arch
 from dsv4_rocm.attention.metadata import GroupMetadata
 from dsv4_rocm.cache.addressing import (
     TokenBatch,
@@ -14,12 +15,22 @@ from dsv4_rocm.cache.addressing import (
     token_positions,
     uniform_tokens,
 )
+from dsv4_rocm.cache.specs import encodings_of
+from dsv4_rocm.kernels.selection import table
 
 
 class MetadataBuilder(AttentionMetadataBuilder):
     """One per KV group and kind of row. Everything it hands out lives in buffers whose addresses never change."""
 
-    _cudagraph_support = AttentionCGSupport.NEVER  # the reference ops read lengths on the host
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """What the chosen ops allow: kernels read all but shapes and tokens per request on the device.
+
+        A graph keeps both, so its batches must be uniform; the reference ops read lengths on the host.
+        """
+        current = arch.current()
+        chosen = {choice.chosen.name for choice in table(current, encodings_of(vllm_config, current))}
+        return AttentionCGSupport.NEVER if "reference" in chosen else AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)

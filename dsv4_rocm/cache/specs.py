@@ -51,6 +51,12 @@ def cache_encodings(
     return CacheEncodings(rows, index_encoding(indexer_kv_dtype, rows, arch))
 
 
+def encodings_of(vllm_config: Any, arch: GpuArch) -> CacheEncodings:
+    """Encodings that vLLM's configuration asks for on an architecture; see `cache_encodings`."""
+    indexer_dtype = vllm_config.attention_config.indexer_kv_dtype
+    return cache_encodings(vllm_config.cache_config.cache_dtype, indexer_dtype, vllm_config.model_config.dtype, arch)
+
+
 def row_encoding(cache_dtype: str, model_dtype: torch.dtype) -> Encoding:
     """Encoding of key rows; see `cache_encodings`."""
     if cache_dtype in _FP8_NAMES:

@@ -5,10 +5,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import JITFunction
 
 from dsv4_rocm import arch
 from dsv4_rocm.arch import Fp8Encoding, GpuArch, Vendor
@@ -324,3 +326,19 @@ def amd_compiler(async_copy: bool, buffer_ops: bool) -> Iterator[None]:
         if not buffer_ops:
             amd.use_buffer_ops = False
         yield
+
+
+def loads_through_registers(kernel: JITFunction[Any]) -> JITFunction[Any]:
+    """Compile a kernel for AMD without asynchronous copies and without buffer operations.
+
+    Copies to LDS that pass by the registers split rows of 16 bytes into dwords; buffer operations load bytes one by
+    one, or not, by the size of the pool. The compiler's settings change for a compilation only, not for each launch.
+    """
+    compile_kernel = kernel._do_compile
+
+    def compile_with_settings(*args: Any, **options: Any) -> Any:
+        with amd_compiler(async_copy=False, buffer_ops=False):
+            return compile_kernel(*args, **options)
+
+    kernel._do_compile = compile_with_settings
+    return kernel

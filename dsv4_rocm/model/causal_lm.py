@@ -17,7 +17,7 @@ from vllm.sequence import IntermediateTensors
 
 from dsv4_rocm import arch
 from dsv4_rocm.attention.context import LayerContext
-from dsv4_rocm.cache.specs import cache_encodings
+from dsv4_rocm.cache.specs import encodings_of
 from dsv4_rocm.kernels.selection import log_table
 from dsv4_rocm.model.decoder_layer import DecoderLayer
 from dsv4_rocm.model.hyper_connections import HyperHead
@@ -31,12 +31,11 @@ logger = logging.getLogger(f"vllm.{__name__}")  # below vLLM's logger, so that i
 def layer_context(vllm_config: Any) -> LayerContext:
     """Read vLLM's configuration once."""
     model = vllm_config.model_config
-    indexer_kv_dtype = getattr(vllm_config.attention_config, "indexer_kv_dtype", None)
     current = arch.current()
     return LayerContext(
         spec=ModelSpec.from_config(model.hf_config),
         arch=current,
-        encodings=cache_encodings(vllm_config.cache_config.cache_dtype, indexer_kv_dtype, model.dtype, current),
+        encodings=encodings_of(vllm_config, current),
         # On the host vLLM's quantized layers need AMX; plain weights run on any CPU.
         quant_config=None if current_platform.is_cpu() else vllm_config.quant_config,
         tp_size=get_tensor_model_parallel_world_size(),

@@ -191,7 +191,7 @@ def _summary(config: Any) -> dict[str, Any]:
         "moe_backend": config.kernel_config.moe_backend,
         "eager": config.model_config.enforce_eager,
         "cudagraph_mode": compilation.cudagraph_mode.name,
-        "graph_support": MetadataBuilder._cudagraph_support.name,
+        "graph_support": MetadataBuilder.get_cudagraph_support(config, None).name,
         "plain_torch_ops": _plain_torch(config),
         "connector": transfer and transfer.kv_connector,
         "kv_role": transfer and transfer.kv_role,
@@ -200,12 +200,11 @@ def _summary(config: Any) -> dict[str, Any]:
 
 def _plain_torch(config: Any) -> list[str]:
     from dsv4_rocm import arch
-    from dsv4_rocm.cache.specs import cache_encodings
+    from dsv4_rocm.cache.specs import encodings_of
     from dsv4_rocm.kernels.selection import table
 
-    flags = (config.cache_config.cache_dtype, config.attention_config.indexer_kv_dtype, config.model_config.dtype)
-    encodings = cache_encodings(*flags, arch.current())
-    return [one.op for one in table(arch.current(), encodings) if one.chosen.name == "reference"]
+    current = arch.current()
+    return [one.op for one in table(current, encodings_of(config, current)) if one.chosen.name == "reference"]
 
 
 def _unknown_env(names: dict[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4_rocm import arch
-from dsv4_rocm.cache.specs import cache_encodings
+from dsv4_rocm.cache.specs import encodings_of
 from dsv4_rocm.checkpoint import verify_directory, verify_draft
 from dsv4_rocm.kernels import selection
 from dsv4_rocm.model_spec import ModelSpec
@@ -163,9 +163,8 @@ def _check_kv_transfer(config: Any) -> Iterator[str]:
 
 
 def _check_implementations(config: Any) -> Iterator[str]:
-    flags = (config.cache_config.cache_dtype, config.attention_config.indexer_kv_dtype, config.model_config.dtype)
     try:
-        encodings = cache_encodings(*flags, arch.current())
+        encodings = encodings_of(config, arch.current())
     except ValueError:  # the plan reports it
         return
     try:

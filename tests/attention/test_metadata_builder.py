@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.v1.attention.backend import AttentionCGSupport
 
+from dsv4_rocm import arch, envs
 from dsv4_rocm.attention.metadata_builder import MetadataBuilder
 from dsv4_rocm.cache.layout import Encoding, entries_layout, swa_layout
 from dsv4_rocm.cache.specs import to_vllm
@@ -82,6 +84,29 @@ def test_tokens_per_request(query_start: list[int], tokens: int, expected: int |
         requests = step.batch.request
         live = requests < len(query_start) - 1
         assert torch.equal(requests[live], (torch.arange(tokens) // expected)[live])
+
+
+@pytest.mark.parametrize(
+    ("name", "cache_dtype", "forced", "expected"),
+    [
+        ("gfx942", "auto", None, AttentionCGSupport.UNIFORM_BATCH),
+        ("sm90", "fp8", None, AttentionCGSupport.UNIFORM_BATCH),
+        ("gfx942", "bfloat16", None, AttentionCGSupport.NEVER),
+        ("gfx942", "auto", "reference", AttentionCGSupport.NEVER),
+        ("host", "auto", None, AttentionCGSupport.NEVER),
+    ],
+    ids=["kernels", "kernels-cuda", "rows-without-kernels", "forced-reference", "host"],
+)
+def test_graphs_need_kernels(monkeypatch, name: str, cache_dtype: str, forced: str | None, expected) -> None:
+    config = SimpleNamespace(
+        attention_config=SimpleNamespace(indexer_kv_dtype=None),
+        cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+        model_config=SimpleNamespace(dtype=torch.bfloat16),
+    )
+    if forced:
+        monkeypatch.setenv(envs.impl_variable("indexer_select"), forced)
+    with arch.override(name):
+        assert MetadataBuilder.get_cudagraph_support(config, None) is expected
 
 
 def test_buffers_keep_their_addresses() -> None:

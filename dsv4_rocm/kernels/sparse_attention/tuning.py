@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dsv4_rocm.arch import GpuArch, MatrixCore
+from dsv4_rocm.arch import GpuArch, MatrixCore, Vendor
 from dsv4_rocm.cache.layout import CacheLayout
 from dsv4_rocm.model_spec import HEAD_DIM
 
@@ -16,20 +16,16 @@ class Settings:
         num_warps: waves of a workgroup.
         num_stages: 2 loads the next tile's bytes while this one is multiplied.
         lazy: raise the softmax's reference only when a score passes it by 2^16.
-        async_copy: let the compiler copy to LDS without registers (gfx950); it splits 16-byte rows into dwords.
-        buffer_ops: let the compiler use buffer descriptors; it then loads bytes one by one, or not, by the pool's size.
     """
 
     keys: int
     num_warps: int
     num_stages: int
     lazy: bool
-    async_copy: bool = True
-    buffer_ops: bool = True
 
 
 def _amd(keys: int, num_warps: int, lazy: bool) -> Settings:
-    return Settings(keys, num_warps, num_stages=2, lazy=lazy, async_copy=False, buffer_ops=False)
+    return Settings(keys, num_warps, num_stages=2, lazy=lazy)
 
 
 # By heads of a workgroup. Vector ALU + transcendental clocks of a CU a key and 64 heads, counted by the emulator:
@@ -47,30 +43,71 @@ SETTINGS = {
     MatrixCore.MMA_SYNC: HOPPER,
 }
 
-COMBINED_HEADS = 4  # heads of a program that combines splits
-MIN_SPLIT_KEYS = 96  # below that a split's partial result is more than twice the bytes of its keys
+# Where the rows are of several tokens, whose limits take registers of their own: 32 keys spill 13 to 41 on gfx950.
+SHARED = {MatrixCore.CDNA4_MFMA: {64: _amd(16, 4, lazy=False)}}
+
+MIN_SPLIT_KEYS = 256  # 16 heads take 61 clocks a key on gfx942: fewer keys cost less than the launch that combines
+COMBINED_SPLITS = 8  # partial results that a program of the combining kernel reads at once, for so many heads
+COMBINED_HEADS = 4
+SOME_UNITS = 128  # where the number of compute units is not known
+# Caches that workgroups are dealt to in turn: one on each XCD of CDNA, one for the whole chip elsewhere.
+L2S = {Vendor.AMD: 8, Vendor.NVIDIA: 1}
 
 
-def head_block(arch: GpuArch, heads: int) -> int:
-    """Heads of a workgroup, which share dequantized keys: 16 (a matrix tile) up to what the registers hold."""
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Into how many parts the keys of a program are split: `min(count, per_key * keys + at_least)`, and at least one.
+
+    Attributes:
+        count: the most, what is launched; the number of keys is known to the device only.
+        per_key: parts that are worth it for each key.
+        at_least: parts that are worth it without keys.
+    """
+
+    count: int
+    per_key: float
+    at_least: float
+
+
+def row_block(arch: GpuArch, rows: int) -> int:
+    """Rows of a workgroup, which share dequantized keys: 16 (a matrix tile) up to what the registers hold."""
     blocks = SETTINGS[arch.matrix_core]
-    return min((block for block in blocks if block >= heads), default=max(blocks))
+    return min((block for block in blocks if block >= rows), default=max(blocks))
 
 
-def settings(arch: GpuArch, block: int) -> Settings:
-    """Settings for a workgroup of `block` heads."""
-    return SETTINGS[arch.matrix_core][block]
+def shared_queries(arch: GpuArch, heads: int, drafts: int) -> int:
+    """Tokens of a request that one workgroup takes: all of them where their rows fit, else one."""
+    return drafts if heads * drafts <= max(SETTINGS[arch.matrix_core]) else 1
 
 
-def splits(arch: GpuArch, tokens: int, heads: int, blocks: int, most_keys: int, row: CacheLayout) -> int:
-    """Into how many parts the keys of a token are split.
+def settings(arch: GpuArch, rows: int, queries: int) -> Settings:
+    """Settings for a workgroup of `rows` rows: heads of so many tokens."""
+    own = SETTINGS[arch.matrix_core][rows]
+    return own if queries == 1 else SHARED.get(arch.matrix_core, {}).get(rows, own)
+
+
+def splits(
+    arch: GpuArch, groups: int, blocks: int, rows: int, most_keys: int, row: CacheLayout, tile_keys: int
+) -> Splits:
+    """Into how many parts the keys of each group of tokens are split.
 
     As many as it takes to fill the chip, as long as what splits add (the query read again by each, bf16 partial results
-    written and read once) stays within 2 / sqrt(tokens) of the bytes that must move: 5 for one token of 64 heads and
-    640 keys, 2 for 8, 1 from 16 on.
+    written and read once) stays within 2 / sqrt(groups) of the bytes that must move, whatever the number of keys: 5 for
+    one token of 64 heads with 640 keys, 2 for 8 of them, 1 from 16 on.
+
+    Args:
+        arch: the architecture.
+        groups: tokens, or requests whose tokens share a workgroup.
+        blocks: workgroups for the rows of a group.
+        rows: heads of a group.
+        most_keys: what a group can have.
+        row: the layout of the keys.
+        tile_keys: keys of a tile.
     """
-    query = 2 * heads * HEAD_DIM  # bytes; a result or partial result has as many
-    needed = most_keys * row.row_bytes + 2 * query
-    affordable = int((2 * tokens**-0.5 * needed + query) / (3 * query))
-    fill = (arch.compute_units or 128) // (tokens * blocks)
-    return max(1, min(affordable, fill, most_keys // MIN_SPLIT_KEYS))
+    extra = 2 * groups**-0.5
+    query = 2 * rows * HEAD_DIM  # bytes; a result or a partial result has as many
+    per_key, at_least = extra * row.row_bytes / (3 * query), (2 * extra + 1) / 3
+    fill = (arch.compute_units or SOME_UNITS) // (groups * blocks) if most_keys >= MIN_SPLIT_KEYS else 1
+    tiles = -(-most_keys // tile_keys)
+    share = -(-tiles // max(1, min(int(per_key * most_keys + at_least), fill)))
+    return Splits(-(-tiles // share), per_key, at_least)

@@ -96,6 +96,20 @@ def _attentions() -> list[Case]:
 
 
 MXFP4 = CacheEncodings(Encoding.FP8, Encoding.MXFP4)
+
+
+def _drafts() -> list[Case]:
+    """Several tokens of a request in one workgroup."""
+    found = []
+    for heads, tokens in ((8, 4), (8, 8), (16, 4), (32, 2)):
+        rank = Rank(f"flash-tp{64 // heads}", FLASH, 64 // heads)
+        build = partial(attention, rank, LayerKind.C128A, drafts=tokens - 1, entries=128)
+        for units in (1, None):
+            name = f"{rank.name}-c128a-draft-verify-{tokens}" + ("-unsplit" if units else "")
+            found.append(Case("sparse_attention", name, "drafts", build, None, units, False, False, False))
+    return found
+
+
 KEY_ROW, INDEX_ROW = swa_layout(Encoding.FP8).row_bytes, index_layout(Encoding.FP8).row_bytes
 TOKEN = 64 * HEAD_DIM * 2  # bytes of the heads of a Flash token in bf16
 INDEX_TOKEN = 64 * INDEX_HEAD_DIM  # index values of a token
@@ -126,6 +140,7 @@ CASES = (
         600 * INDEX_ROW + 4 * (INDEX_TOKEN + TOP_K),
     ),
     *_attentions(),
+    *_drafts(),
     Case(
         "inv_rope_quant",
         "flash-tp1-decode-b8",

@@ -75,7 +75,7 @@ def _shape(entry: dict[str, Any]) -> list[int]:
 def read(path: Path) -> RunFile:
     """Read a run file; arrays to load or save are relative to it. EmulationError with an example on bad input."""
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ModuleNotFoundError:
         raise EmulationError("reading the run file needs `pip install pyyaml`") from None
     data = yaml.safe_load(path.read_text())
