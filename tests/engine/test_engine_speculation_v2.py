@@ -1,5 +1,7 @@
 """vLLM's V2 model runner, its Triton kernels interpreted: DSpark, which it alone serves, and MTP."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ BOUND = 1e-4
 TIE = 1e-3
 BLOCK = 5
 STEP = {"name": "long", "prompts": [prompt(140, 1)], "max_tokens": 24}
+Runs = Callable[[str], tuple[EngineRun, EngineRun]]
 METHODS = {"mtp": (ORACLE, 2), "dspark": (ORACLE_DSPARK, BLOCK)}
 
 
@@ -37,20 +40,23 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(directory: Path) -> dict[str, tuple[EngineRun, EngineRun]]:
-    """Method -> (V1 without drafts, V2 with drafts)."""
-    made = {}
-    for method, (config, drafts) in METHODS.items():
+def runs(directory: Path) -> Runs:
+    """By method: V1 without drafts, V2 with drafts."""
+
+    @cache
+    def of(method: str) -> tuple[EngineRun, EngineRun]:
+        config, drafts = METHODS[method]
         (place := directory / method).mkdir()
         speculative = {"method": method, "num_speculative_tokens": drafts, "draft_sample_method": "greedy"}
-        made[method] = run(place, config, None), run(place, config, speculative)
-    return made
+        return run(place, config, None), run(place, config, speculative)
+
+    return of
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_change_nothing_but_ties(runs: dict[str, tuple[EngineRun, EngineRun]], method: str) -> None:
+def test_drafts_change_nothing_but_ties(runs: Runs, method: str) -> None:
     """More rows in a step mean other matrix kernels, whose last bits may decide between two equal tokens."""
-    (plain,), (drafted,) = (engine.requests["long"] for engine in runs[method])
+    (plain,), (drafted,) = (engine.requests["long"] for engine in runs(method))
     for number, expected in enumerate(plain["tokens"]):
         if drafted["tokens"][number] != expected:
             best, second, *_ = sorted(plain["logprobs"][number].values(), reverse=True)
@@ -61,15 +67,15 @@ def test_drafts_change_nothing_but_ties(runs: dict[str, tuple[EngineRun, EngineR
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_are_accepted_and_rejected(runs: dict[str, tuple[EngineRun, EngineRun]], method: str) -> None:
-    counts = runs[method][1].drafts
+def test_drafts_are_accepted_and_rejected(runs: Runs, method: str) -> None:
+    counts = runs(method)[1].drafts
     assert 0 < counts.accepted < counts.tokens
     assert len(counts.accepted_by_position) == METHODS[method][1]
 
 
-def test_blocks_equal_the_reference(directory: Path, runs: dict[str, tuple[EngineRun, EngineRun]]) -> None:
+def test_blocks_equal_the_reference(directory: Path, runs: Runs) -> None:
     """Base logits of every proposal, the tokens that the Markov head makes of them, and the confidence in each."""
-    engine = runs["dspark"][1]
+    engine = runs("dspark")[1]
     (answer,) = engine.requests["long"]
     ids = torch.tensor(answer["prompt"] + answer["tokens"])
     reference = ReferenceDSpark(ReferenceModel.from_checkpoint(directory / "dspark" / "checkpoint"))
