@@ -1,4 +1,4 @@
-// sparse_attention: attention of a few query rows to the window's and the entries' rows of two paged fp8 caches, and the
+// sparse_attention: attention of a few query rows to the rows of two paged fp8 caches, window and entries, and the
 // kernel that combines splits. Grid: (groups of tokens, blocks of heads, splits); 8 waves a workgroup.
 #include "combine.hpp"
 #include "wave.hpp"
