@@ -6,7 +6,7 @@ Clocks are issue clocks of a CU, counted by the emulator; no time is measured.
 import ctypes
 import re
 import runpy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,8 +30,8 @@ KERNELS = {
 MFMA = {"gfx942": "v_mfma_f32_16x16x16_bf16", "gfx950": "v_mfma_f32_16x16x32_bf16"}
 PER_KEY = {"gfx942": 45, "gfx950": 32}  # vector ALU and transcendental clocks, a key and 64 rows
 MATRIX_PER_KEY = {"gfx942": 64, "gfx950": 32}
+MARGIN = 0.05  # of the figures below; another compiler schedules a little differently
 PER_WORKGROUP = {"gfx942": 5000, "gfx950": 4000}
-LDS_BYTES = 40 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +45,14 @@ def test_the_code_objects_hold_what_the_binding_asks_for(code_objects, gfx_arch:
 
 @pytest.mark.parametrize(("arch", "name"), [(arch, name) for arch, names in KERNELS.items() for name in names])
 def test_what_the_compiler_made(code_objects, arch: str, name: str) -> None:
-    """Two waves a SIMD without spills or flat access, and the matrix products of three kinds of wave, no others."""
-    code = code_objects[arch]
-    info, text = code.info(name), code.assembly(name)
-    found = info.resources
-    assert found["vgpr_spill_count"] == found["sgpr_spill_count"] == found["private_segment_fixed_size"] == 0
-    assert found["vgpr_count"] + found["agpr_count"] <= 240
-    assert info.lds_bytes <= LDS_BYTES
-    assert not re.search(r"\b(flat|scratch)_", text)
+    """The matrix products of three kinds of wave, no others, and keys that come 16 bytes at a time."""
+    text = code_objects[arch].assembly(name)
     products = re.findall(r"\bv_mfma_\w+", text)
     tiles = int(name.split("_")[2]) // 16
     deep = 2 if arch == "gfx942" else 1  # instructions for 32 channels or keys
     assert set(products) == {MFMA[arch]}
     assert len(products) == 3 * (4 + 4) * tiles * deep
-    assert len(re.findall(r"\bglobal_load_dwordx4", text)) >= 3 * 2 * 2  # keys come 16 bytes at a time
+    assert len(re.findall(r"\bglobal_load_dwordx4", text)) >= 3 * 2 * 2
 
 
 @pytest.mark.parametrize("name", ["sparse_attention_64", "sparse_attention_64_sharing"])
@@ -104,23 +98,31 @@ def figures(gpu, small: tuple, large: tuple, added: int, keys: int) -> Figures:
     return Figures(key, (matrix[1] - matrix[0]) / added, vector[0] - key * keys)
 
 
-def check(gpu, found: Figures) -> None:
+def check(gpu, found: Figures, key: float) -> None:
     print(f"FIGURES {gpu.arch} {found}")  # noqa: T201
     assert found.key <= PER_KEY[gpu.arch]
+    assert abs(found.key - key) <= MARGIN * key
     assert found.matrix == MATRIX_PER_KEY[gpu.arch]
     assert found.workgroup <= PER_WORKGROUP[gpu.arch]
 
 
 def test_issue_clocks(gpu, sparse_cache, make_batch) -> None:
     scenes = [Scene(sparse_cache, make_batch((2000, 1)), LayerKind.C4A, 64, top_k) for top_k in (96, 160)]
-    check(gpu, figures(gpu, *(scene.arguments() for scene in scenes), added=64, keys=128 + 96))
+    check(
+        gpu,
+        figures(gpu, *(scene.arguments() for scene in scenes), added=64, keys=128 + 96),
+        {"gfx942": 39.8, "gfx950": 27.2}[gpu.arch],
+    )
 
 
 def test_issue_clocks_of_tokens_that_share_keys(gpu, sparse_cache, make_batch) -> None:
     """Sixteen heads of four tokens: a window of 131 positions takes five tiles."""
-    batches = [replace(make_batch((128 * entries, 4)), tokens_per_request=4) for entries in (96, 160)]
-    scenes = [Scene(sparse_cache, batch, LayerKind.C128A, 16) for batch in batches]
-    check(gpu, figures(gpu, *(scene.arguments() for scene in scenes), added=64, keys=160 + 96))
+    scenes = [Scene(sparse_cache, make_batch((128 * entries, 4)), LayerKind.C128A, 16) for entries in (96, 160)]
+    check(
+        gpu,
+        figures(gpu, *(scene.arguments() for scene in scenes), added=64, keys=160 + 96),
+        {"gfx942": 43.0, "gfx950": 30.8}[gpu.arch],
+    )
 
 
 class Mutant:

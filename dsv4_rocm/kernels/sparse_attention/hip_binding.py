@@ -25,7 +25,7 @@ SPLIT_BYTES = 1.5  # what splits may add for one token, as a share of the bytes 
 _POINTERS = "query sink positions request window window_table entries entries_table selected frequencies out parts"
 _STRIDES = "query_stride window_stride entries_stride"
 _COUNTS = "window_columns entries_columns selected_stride top_k entry_tokens requests tokens heads group_tokens"
-_COUNTS += " heads_reciprocal splits_reciprocal fewest_tiles"
+_COUNTS += " request_groups heads_reciprocal splits_reciprocal fewest_tiles"
 
 
 class Params(ctypes.Structure):
@@ -119,10 +119,10 @@ def sparse_attention(
     frequencies: Tensor | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """See `op.SparseAttention`. bf16 queries and fp8 rows only.
+    """See `op.SparseAttention`. fp8 rows only; queries take part as bf16, and so leaves the result.
 
     Args:
-        query: bf16 [tokens, heads, 512].
+        query: [tokens, heads, 512].
         sink: fp32 [heads].
         scale: 512^(-1/2).
         batch: the tokens.
@@ -133,15 +133,16 @@ def sparse_attention(
         splits: parts that the keys of a token are split into; None takes what `plan` computes.
 
     Raises:
-        ValueError: queries are not bf16, rows are not fp8 or not aligned to 16 bytes, or an argument is not contiguous.
+        ValueError: rows are not fp8 or not aligned to 16 bytes, or an argument is not contiguous.
     """
+    dtype, query = query.dtype, query.bfloat16()
     if selected is not None and selected.shape[1] == 0:
         entries, selected = None, None
     _check(query, window, entries, selected)
     tokens, heads, _ = query.shape
     out = torch.empty((tokens, heads, HEAD_DIM), dtype=query.dtype, device=query.device)
     if tokens == 0:
-        return out
+        return out.to(dtype)
     gpu = arch.current()
     most_keys = _most_keys(window, entries, selected)
     chosen = plan(gpu, tokens, heads, batch.tokens_per_request, selected is not None, most_keys, window.layout)
@@ -169,7 +170,7 @@ def sparse_attention(
             tokens=tokens,
             heads=heads,
         )
-    return out
+    return out.to(dtype)
 
 
 def _attend(
@@ -197,8 +198,8 @@ def _attend(
         request=batch.request,
         window=window.pages,
         window_table=window.block_table,
-        entries=entries and entries.pages,
-        entries_table=entries and entries.block_table,
+        entries=entries.pages if entries else None,
+        entries_table=entries.block_table if entries else None,
         selected=selected,
         frequencies=frequencies,
         out=out,
@@ -215,6 +216,7 @@ def _attend(
         tokens=tokens,
         heads=heads,
         group_tokens=chosen.group_tokens,
+        request_groups=(batch.tokens_per_request or 1) // chosen.group_tokens,
         heads_reciprocal=-(-(1 << 16) // heads),
         splits_reciprocal=-(-(1 << 16) // chosen.splits),
         fewest_tiles=FEWEST_TILES,
@@ -233,8 +235,6 @@ def _most_keys(window: PagedCache, entries: PagedCache | None, selected: Tensor 
 
 
 def _check(query: Tensor, window: PagedCache, entries: PagedCache | None, selected: Tensor | None) -> None:
-    if query.dtype != torch.bfloat16:
-        raise ValueError(f"sparse_attention: the HIP kernel takes bf16 queries, got {query.dtype}")
     if query.stride()[1:] != (HEAD_DIM, 1) or query.stride(0) % 8:
         raise ValueError(f"sparse_attention: the heads of a token must be contiguous, got strides {query.stride()}")
     if selected is not None and selected.stride(1) != 1:

@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
-from dsv4_rocm.kernels.selection import Implementation, always, needs_gpu_and_fp8_rows
+from dsv4_rocm.kernels.selection import Implementation, always, needs_code_object, needs_gpu_and_fp8_rows
 
 
 class SparseAttention(Protocol):
@@ -47,6 +47,11 @@ class SparseAttention(Protocol):
 
 
 IMPLEMENTATIONS = (
+    Implementation(
+        "hip",
+        "dsv4_rocm.kernels.sparse_attention.hip_binding:sparse_attention",
+        needs_code_object("sparse_attention", needs_gpu_and_fp8_rows),
+    ),
     Implementation(
         "triton", "dsv4_rocm.kernels.sparse_attention.triton_kernel:sparse_attention", needs_gpu_and_fp8_rows
     ),

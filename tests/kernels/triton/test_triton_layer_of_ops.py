@@ -72,7 +72,7 @@ def draw(*shape: int, seed: int) -> torch.Tensor:
 )
 def test_a_layer_equals_the_references(gpu, make_cache, make_batch, kind: LayerKind) -> None:
     ours = {op: choose(op, arch.current(), SERVED).chosen for op in OPS}
-    assert {implementation.name for implementation in ours.values()} == {"triton"}
+    assert "reference" not in {implementation.name for implementation in ours.values()}
     theirs = {op: choose(op, arch.HOST, SERVED).chosen for op in OPS}
     layers = [Layer(make_cache, {op: choice.load() for op, choice in ops.items()}, kind) for ops in (ours, theirs)]
     launches = []

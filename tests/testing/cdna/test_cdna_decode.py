@@ -1,18 +1,13 @@
-"""Full-size sparse decode kernels, HIP and Triton: numbers against float64, cycles against pinned figures."""
+"""Full-size sparse decode kernels in Triton: numbers against float64, cycles against pinned figures."""
 
 import os
-import time
-from pathlib import Path
 
-import pytest
 import torch
 import triton
 import triton.language as tl
 
 from dsv4_rocm.testing import cdna
-from dsv4_rocm_hip.compiler import compile_hip
 
-SOURCES = Path(__file__).parent / "hip_sources"
 ROWS, ROW = 64, 584  # rows of a page, bytes of a row
 RMS = 0.0024  # bf16 output and bf16 probabilities: 0.21 - 0.24 %
 MARGIN = 0.05  # of the issue clocks per key; another compiler schedules a little differently
@@ -176,64 +171,6 @@ def check_cost(found, valu, trans, mfma, lds):
     wanted = {"valu_clocks": valu, "trans_clocks": trans, "mfma_clocks": mfma, "lds_clocks": lds}
     for name, value in wanted.items():
         assert abs(found[name] - value) <= MARGIN * value, (found, wanted)
-
-
-def hip_launch(code, arch, problem, schedule="lockstep"):
-    dev = cdna.device(arch, schedule=schedule)
-    zero = torch.zeros(640, dtype=torch.uint8)
-    numbers = [512**-0.5, problem.window, problem.entries, problem.pages, problem.window_pool.shape[1], problem.heads]
-    grid, args = (1, problem.heads // 64), [*problem.tensors, zero, *numbers]
-    stats = dev.launch(code, "mla_decode", grid, 512, args)
-    assert problem.rms < RMS
-    return stats
-
-
-@pytest.fixture(scope="module")
-def hip_code():
-    pytest.importorskip("ziglang", reason="compiles HIP: pip install -r .ci/requirements.txt")
-    pytest.importorskip("rocm.llvm", reason="disassembles code objects: pip install -r .ci/requirements.txt")
-    built = {}
-
-    def build(arch, split):
-        if (arch, split) not in built:
-            defines = ["HT=4", f"QK8={split}"]
-            built[arch, split] = compile_hip(SOURCES / "sparse_decode.hip", arch, defines, [SOURCES / "include"])
-        return built[arch, split]
-
-    return build
-
-
-# per key per 64 heads: vector, transcendental, matrix clocks of a CU; LDS clocks at 128 bytes a clock
-HIP_COST = {
-    ("gfx942", 1): (29.7, 4.0, 64.0, 41.2),
-    ("gfx942", 0): (37.3, 4.0, 64.0, 41.2),
-    ("gfx950", 1): (22.8, 4.0, 32.0, 38.6),
-    ("gfx950", 0): (24.6, 4.0, 32.0, 38.6),
-}
-
-
-@pytest.mark.parametrize(("arch", "split"), HIP_COST, ids=["942-fp8", "942-bf16", "950-fp8", "950-bf16"])
-def test_hip_decode(hip_code, arch, split):
-    """fp8 hi/lo scores or bf16 scores: all checks on, numbers and cycles."""
-    code = hip_code(arch, split)
-    check_cost(per_key(lambda problem: hip_launch(code, arch, problem)), *HIP_COST[arch, split])
-
-
-@pytest.mark.parametrize("schedule", ["reverse", "random:1"])
-def test_hip_decode_does_not_depend_on_the_schedule(hip_code, schedule):
-    first, other = Problem(32, 64), Problem(32, 64)
-    hip_launch(hip_code("gfx942", 0), "gfx942", first)
-    hip_launch(hip_code("gfx942", 0), "gfx942", other, schedule)
-    assert torch.equal(first.out, other.out)
-
-
-def test_real_sizes_in_a_minute(hip_code, gfx_arch):
-    """64 heads with 640 keys and 128 heads with 1,152 keys, one token each."""
-    code = hip_code(gfx_arch, 0)
-    start = time.perf_counter()
-    hip_launch(code, gfx_arch, Problem(128, 512, pages=16))
-    hip_launch(code, gfx_arch, Problem(128, 1024, heads=128, pages=32))
-    assert time.perf_counter() - start < 60
 
 
 def triton_launch(arch, compile_kernel, lazy, keys, **options):

@@ -26,7 +26,8 @@ struct KeyRange {
   int window_tiles = 0, tiles = 0;
   int begin = 0, end = 0;
 
-  DSV4_MEMBER bool in_window(int tile) const { return tile < window_tiles || tile >= tiles; }
+  // Tiles past the end are asked for ahead of time: none of their keys counts, and all read the last window row.
+  DSV4_MEMBER bool in_window(int tile) const { return tile < window_tiles || tile >= end; }
 };
 
 DSV4_DEVICE int position_of(const Params &params, int token) {
@@ -72,11 +73,11 @@ class RowFinder {
   std::uint64_t row, exponents;  // addresses
   float bias;                    // 0, or -inf for a key that does not count
 
-  // A position or an entry; beyond the last place an id that is not visible.
+  // A position or an entry; -1 where there is none.
   DSV4_MEMBER void load_id(const Params &params, const KeyRange &range, int token, int tile, int key) {
     const bool in_window = range.in_window(tile);
     const int place = (in_window ? tile : tile - range.window_tiles) * kTileKeys + key;
-    next_ = place + (in_window ? range.first : 0);
+    next_ = tile < range.end ? place + (in_window ? range.first : 0) : -1;
     if (params.selected && !in_window)
       next_ = place < params.top_k ? params.selected[std::int64_t{token} * params.selected_stride + place] : -1;
   }

@@ -32,6 +32,7 @@ struct Params {
   std::int32_t tokens;
   std::int32_t heads;
   std::int32_t group_tokens;      // tokens of a workgroup, all of one request
+  std::int32_t request_groups;    // such groups of a request, where all have the same number, else 1
   std::int32_t heads_reciprocal;  // ceil(2^16 / heads)
   std::int32_t splits_reciprocal;  // ceil(2^16 / splits)
   std::int32_t fewest_tiles;       // of 32 keys, that a split takes

@@ -1,13 +1,24 @@
-// sparse_attention: attention of a few query rows to the window's and the entries' rows of two paged fp8 caches, and the
+// sparse_attention: attention of a few query rows to the rows of two paged fp8 caches, window and entries, and the
 // kernel that combines splits. Grid: (groups of tokens, blocks of heads, splits); 8 waves a workgroup.
 #include "combine.hpp"
 #include "wave.hpp"
 
 namespace dsv4::sparse_attention {
 
+inline constexpr int kL2s = 8;  // XCDs, which take workgroups in turn
+
+// The group of tokens of a workgroup: groups of one request, which read much the same keys, meet in one L2.
+DSV4_DEVICE int group_of(const Params &params, int workgroup) {
+  if (params.request_groups == 1) return workgroup;
+  const int round = kL2s * params.request_groups, first = workgroup / round * round, inside = workgroup - first;
+  if ((first + round) * params.group_tokens > params.tokens) return workgroup;
+  return first + inside % kL2s * params.request_groups + inside / kL2s;
+}
+
 template <int TILES, bool Sharing, bool Scrub>
 DSV4_DEVICE void attend(const Params &params, Lds<TILES> &lds) {
-  const int token = static_cast<int>(__builtin_amdgcn_workgroup_id_x()) * (Sharing ? params.group_tokens : 1);
+  const int group = group_of(params, static_cast<int>(__builtin_amdgcn_workgroup_id_x()));
+  const int token = group * (Sharing ? params.group_tokens : 1);
   const int head = static_cast<int>(__builtin_amdgcn_workgroup_id_y()) * 16 * TILES;
   const int split = static_cast<int>(__builtin_amdgcn_workgroup_id_z());
   const int number = wave();

@@ -1,4 +1,4 @@
-// One wave of the attention of 16 * TILES query rows, a row being a head of a token. Eight waves share a tile of 32 keys:
+// One wave of the attention of 16 * TILES query rows; a row is a head of a token. Eight waves share a tile of 32 keys:
 //   scores  wave w multiplies channels 128 (w % 4) .. with keys 16 (w / 4) .., key bytes straight from global memory;
 //           the four partial scores of a 16 x 16 tile meet in LDS, where one of the four waves sums them up;
 //   weights the tile's wave takes exp2 and leaves bf16 in LDS, in the layout the next product reads;
@@ -69,15 +69,15 @@ class Wave {
   const Params &params_;
   Lds<TILES> &lds_;
   const int wave_, slice_, half_;
-  const int own_;    // the row tile whose scores this wave sums up, if `sums_`
+  const int own_;  // the row tile whose scores this wave sums up, if `sums_`
   const bool sums_;
   const int column_, quarter_;  // of a matrix operand
   const int token_, first_head_, split_;
   const KeyRange range_;
   RowFinder finder_;  // only wave 7 looks for rows
 
-  int4 query_[TILES][2][2];     // row tiles from `own_` on, two groups of 64 channels
-  int4 key_[RopeScores ? 3 : 2];  // 16 bytes a group; the rotary part takes two
+  int4 query_[TILES][2][2];              // row tiles from `own_` on, two groups of 64 channels
+  int4 key_[RopeScores ? 3 : 2];         // 16 bytes a group; the rotary part takes two
   int value_[2][4][RopeValues ? 2 : 1];  // 16 keys, 4 keys a lane, 4 channels
   std::uint32_t exponent_;
   float4 result_[TILES][4];
@@ -134,18 +134,19 @@ class Wave {
                           slice_ * kScoreChannels + 16 * quarter_;
       for (int group = 0; group < 2; ++group)
         for (int part = 0; part < 2; ++part)
-          query_[step][group][part] =
-              load<int4>(first + static_cast<unsigned>(channel * sizeof(bf16)) + (kGroup * group + 8 * part) * sizeof(bf16));
+          query_[step][group][part] = load<int4>(first + static_cast<unsigned>(channel * sizeof(bf16)) +
+                                                 (kGroup * group + 8 * part) * sizeof(bf16));
     }
   }
 
-  // What a tile needs is asked for a tile or more before: tile `begin` is loaded, the rows of the next one are known, of
-  // the one after the blocks are on their way, then the ids.
+  // What a tile needs is asked for a tile or more before: tile `begin` is loaded, the rows of the next one are known,
+  // of the one after the blocks are on their way, then the ids.
   DSV4_MEMBER void start_pipeline() {
     const int tile = range_.begin;
     if (RopeValues) {
       RowFinder finder[3];
-      for (int ahead = 0; ahead < 3; ++ahead) finder[ahead].load_id(params_, range_, token_, tile + ahead, lane() % kTileKeys);
+      for (int ahead = 0; ahead < 3; ++ahead)
+        finder[ahead].load_id(params_, range_, token_, tile + ahead, lane() % kTileKeys);
       for (int ahead = 0; ahead < 3; ++ahead) finder[ahead].load_block(params_, range_, tile + ahead);
       for (int ahead = 0; ahead < 2; ++ahead) store_rows(finder[ahead], tile + ahead);
       finder_ = finder[2];
@@ -253,7 +254,10 @@ class Wave {
         sum = sum * scales[0] + other * scales[1];
       }
       if (step == 0) score_ = sum;
-      if (step > 0 || !sums_) lds_.scores[half_ * TILES + row_tile(step)][(slice_ - row_tile(step) - 1) & 3][lane()] = sum;
+      if (step > 0 || !sums_) {
+        const int tile_of_rows = row_tile(step);
+        lds_.scores[half_ * TILES + tile_of_rows][(slice_ - tile_of_rows - 1) & 3][lane()] = sum;
+      }
     }
   }
 
@@ -271,7 +275,7 @@ class Wave {
     const int count = in_window ? visible_ : visible_entries_;
     float4 out;
     for (int i = 0; i < 4; ++i)
-      out[i] = static_cast<std::uint32_t>(past_first + i) < static_cast<std::uint32_t>(count) ? 0.0f : -__builtin_inff();
+      out[i] = static_cast<std::uint32_t>(past_first + i) < static_cast<std::uint32_t>(count) ? 0 : -__builtin_inff();
     return out;
   }
 
@@ -408,8 +412,8 @@ class Wave {
     if (place.live) params_.parts[cell + place.cell] = float2{reference_, lds_.total[0][row] + lds_.total[1][row]};
   }
 
-  // A lane ends with 16 neighbouring channels of a row: element i of result c is channel 4 i + c. The turns of its eight
-  // pairs lie where a wave reads neighbours: [pair % 8][token][pair / 8].
+  // A lane ends with 16 neighbouring channels of a row: element i of result c is channel 4 i + c. The turns of its
+  // eight pairs lie where a wave reads neighbours: [pair % 8][token][pair / 8].
   static constexpr int kTurnTokens = Sharing ? kMostTokens : 1;
 
   DSV4_MEMBER Turn *turns() const {

@@ -1,5 +1,5 @@
-// Matrix instructions. D[m][n] += sum_k A[m][k] B[k][n]: a lane holds row m (column n) = lane % 16 of A (of B), and of D
-// the four rows 4 (lane / 16) .. of column lane % 16.
+// Matrix instructions. D[m][n] += sum_k A[m][k] B[k][n]: a lane holds row m (column n) = lane % 16 of A (of B), and of
+// D the four rows 4 (lane / 16) .. of column lane % 16.
 #pragma once
 
 #include "dsv4/device.hpp"
