@@ -111,6 +111,7 @@ def _drafts() -> list[Case]:
 
 
 KEY_ROW, INDEX_ROW = swa_layout(Encoding.FP8).row_bytes, index_layout(Encoding.FP8).row_bytes
+MXFP4_ROW = index_layout(Encoding.MXFP4).row_bytes
 TOKEN = 64 * HEAD_DIM * 2  # bytes of the heads of a Flash token in bf16
 INDEX_TOKEN = 64 * INDEX_HEAD_DIM  # index values of a token
 TOP_K = 4 * FLASH.index_topk  # bytes of the ids of a token
@@ -138,6 +139,22 @@ CASES = (
         "drafts",
         partial(index_select, 1, 600, 3),
         600 * INDEX_ROW + 4 * (INDEX_TOKEN + TOP_K),
+    ),
+    Case(
+        "indexer_query",
+        "flash-mxfp4-decode-b8",
+        "mxfp4",
+        partial(index_query, 8, encoding=Encoding.MXFP4),
+        8 * (3 * INDEX_TOKEN + 2 * 64 * 4),
+        encodings=MXFP4,
+    ),
+    Case(
+        "indexer_select",
+        "flash-mxfp4-decode-b2",
+        "mxfp4",
+        partial(index_select, 2, 600, encoding=Encoding.MXFP4),
+        2 * (600 * MXFP4_ROW + INDEX_TOKEN + TOP_K),
+        encodings=MXFP4,
     ),
     *_attentions(),
     *_drafts(),
