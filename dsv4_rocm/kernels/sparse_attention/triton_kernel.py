@@ -138,6 +138,7 @@ def sparse_attention_kernel(
     DIRECT: tl.constexpr,  # one split: write the result
     TURN: tl.constexpr,  # turn the result back
     QUERIES: tl.constexpr,  # tokens of a program
+    HEADS: tl.constexpr,  # of a token, where a program has several
     WINDOW: tl.constexpr,
     RATIO: tl.constexpr,
     SELECTED: tl.constexpr,
@@ -172,10 +173,10 @@ def sparse_attention_kernel(
     else:
         token = group.to(tl.int64) * QUERIES
         head = tl.arange(0, ROWS)
-        query = head // heads
+        query = head // HEADS
         live = query < QUERIES
         cell = token * heads + head
-        head -= query * heads
+        head -= query * HEADS
         q_row = query * query_stride + head * 512
         request = tl.load(request_ptr + token)
         owner = tl.load(request_ptr + token + query, mask=live, other=requests)
@@ -570,6 +571,7 @@ def _attend(
         DIRECT=work.splits.count == 1,
         TURN=frequencies is not None,
         QUERIES=work.queries,
+        HEADS=heads if work.queries > 1 else 0,
         WINDOW=layout.window,
         RATIO=NO_ENTRIES if entries is None else entries.layout.tokens_per_row,
         SELECTED=selected is not None,
