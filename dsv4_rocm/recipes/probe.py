@@ -5,6 +5,7 @@ Run as `python -m dsv4_rocm.recipes.probe`; one process per platform that vLLM k
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ from dsv4_rocm.arch import Vendor, get
 from dsv4_rocm.recipes.checkpoints import Checkpoint, checkpoint, write_directory
 
 _CHOICE = re.compile(r"argument (\S+): (.*)", re.DOTALL)
+_CLI_ARGS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.common.cli_args")  # 0.32, 0.33
 _REPEATS = 20  # wrong flags reported for one command
 _SWITCHES = ("enforce_eager", "headless", "enable_auto_tool_choice", "reasoning_parser", "tool_call_parser")
 
@@ -32,16 +34,23 @@ def answer_all(cases: list[dict[str, Any]]) -> dict[str, Any]:
 
     simulate(cases[0]["arch"])
     _real_triton_configs()
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+    parser = _cli_args().make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
     with tempfile.TemporaryDirectory() as scratch:
         answers = {}
         for case in cases:
             with arch.override(case["arch"]):
                 answers[case["key"]] = _answer(parser, case, Path(scratch))
         return answers
+
+
+def _cli_args() -> Any:
+    """vLLM's module with the arguments of `vllm serve`."""
+    for name in _CLI_ARGS:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise ImportError(f"this vLLM has none of {', '.join(_CLI_ARGS)}")
 
 
 def _real_triton_configs() -> None:
@@ -131,14 +140,13 @@ def _directory(scratch: Path, found: Checkpoint) -> Path:
 
 def _configure(parsed: argparse.Namespace) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
     from vllm.usage.usage_lib import UsageContext
 
     from dsv4_rocm_platform.serve_plan import ServePlan
 
     asked = _asked(parsed)
     try:
-        validate_parsed_serve_args(parsed)
+        _cli_args().validate_parsed_serve_args(parsed)
         config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(
             usage_context=UsageContext.OPENAI_API_SERVER, headless=parsed.headless
         )

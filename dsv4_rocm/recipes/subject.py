@@ -184,11 +184,14 @@ def ask(subjects: Iterable[Subject], vllm_source: Path | None = None, timeout: f
         timeout: seconds for all of them.
 
     Raises:
+        ValueError: there is no vLLM in `vllm_source`.
         RuntimeError: vLLM cannot be asked; the message holds the end of what it printed.
     """
     cases = [{"key": one.key, "arch": one.gpu.arch, "argv": one.argv, "env": dict(one.env)} for one in subjects]
     if not cases:
         return {}
+    if vllm_source is not None and not (vllm_source / "vllm" / "__init__.py").is_file():
+        raise ValueError(f"--vllm-source {vllm_source} holds no package vllm; name the directory above it")
     if vllm_source is None and find_spec("vllm") is None:
         raise RuntimeError(f"vLLM is not installed, and its parser is asked: pip install 'vllm{window_text()}'")
     hidden = ("VLLM_", *VISIBLE)

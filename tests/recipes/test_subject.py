@@ -57,6 +57,18 @@ def test_a_vllm_that_is_not_installed_is_named(monkeypatch):
         ask([Subject("k", ("m",), {}, product("H200"))])
 
 
+def test_a_source_without_vllm_is_refused_rather_than_passed_over(tmp_path):
+    with pytest.raises(ValueError, match="holds no package vllm"):
+        ask([Subject("k", ("m",), {}, product("H200"))], tmp_path)
+
+
+def test_another_vllm_is_the_one_that_is_asked(tmp_path):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('this vLLM was asked')")
+    with pytest.raises(RuntimeError, match="this vLLM was asked"):
+        ask([Subject("k", ("m",), {}, product("H200"))], tmp_path)
+
+
 def test_a_vllm_that_does_not_answer_is_named():
     with pytest.raises(RuntimeError, match="within 0 s"):
         ask([Subject("k", ("m",), {}, product("H200"))], timeout=0.01)
