@@ -8,7 +8,6 @@ and through the L2 otherwise (docs/decisions/0005-drafts-share-keys.md).
 # Triton has no types for what a kernel takes.
 # mypy: disable-error-code="no-untyped-def"
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from dsv4_rocm.arch import GpuArch
 from dsv4_rocm.cache.addressing import PagedCache, TokenBatch
 from dsv4_rocm.cache.layout import FP8_GROUP, NOPE_DIM, CacheLayout
 from dsv4_rocm.kernels.sparse_attention import tuning
+from dsv4_rocm.kernels.sparse_attention.partials import Partials, partials
 from dsv4_rocm.kernels.triton_common import (
     LOG2E,
     amd_options,
@@ -385,30 +385,6 @@ def combine_splits_kernel(
         acc = rotate_rows(acc, -sine[None, :], cosine[None, :], HEADS, 512)
     o_ptr = out_ptr + (token * heads + head)[:, None] * 512 + channel[None, :]
     tl.store(o_ptr, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
-
-
-class Partials(NamedTuple):
-    """Where splits leave their results; with n = splits * tokens * heads.
-
-    Attributes:
-        output: [n, 512] in the dtype of the result.
-        top: fp32 [n], reference of the weights as a power of two.
-        total: fp32 [n], sum of the weights.
-        parts: int32 [tokens], how many splits had keys.
-    """
-
-    output: Tensor
-    top: Tensor
-    total: Tensor
-    parts: Tensor
-
-
-@functools.cache
-def partials(device: torch.device, dtype: torch.dtype, cells: int) -> Partials:
-    """Memory for splits, taken once and kept, so that graphs may refer to it; launches on one stream share it."""
-    output = torch.empty((cells, HEAD_DIM), dtype=dtype, device=device)
-    top, total = torch.empty((2, cells), dtype=torch.float32, device=device)
-    return Partials(output, top, total, torch.empty(cells, dtype=torch.int32, device=device))
 
 
 def sparse_attention(

@@ -14,8 +14,9 @@ from dsv4_rocm.cache.layout import Encoding, entries_layout, swa_layout
 from dsv4_rocm.cache.rows import read_rows, write_rows
 from dsv4_rocm.kernels.rotary import rotary_frequencies, rotate
 from dsv4_rocm.kernels.sparse_attention import tuning
+from dsv4_rocm.kernels.sparse_attention.partials import partials
 from dsv4_rocm.kernels.sparse_attention.reference import sparse_attention as reference
-from dsv4_rocm.kernels.sparse_attention.triton_kernel import _place, partials, sparse_attention
+from dsv4_rocm.kernels.sparse_attention.triton_kernel import _place, sparse_attention
 from dsv4_rocm.model_spec import FLASH, LayerKind
 from dsv4_rocm.testing import cdna
 
