@@ -124,6 +124,7 @@ class Steps:
                 seq_lens=self.seq_lens,
                 slot_mapping=self.token_slots[name],
                 block_table_tensor=self.tables[name],
+                causal=True,
             )
             self.groups[name] = self.builders[name].build(0, common)
         batch: TokenBatch = self.groups["swa"].batch
