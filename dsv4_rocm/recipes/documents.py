@@ -43,22 +43,26 @@ Think Max needs 393,216 tokens of context."""
 def render() -> str:
     """docs/recipes.md."""
     recipes = store.load()
-    sections = [_INTRO, "## All of them", _table(recipes.values(), links=True)]
+    sections = [_INTRO, "## All of them", _table(recipes.values())]
     sections += [_section(recipe, members(recipe, recipes)) for recipe in recipes.values() if not _is_member(recipe)]
     return "\n\n".join(sections) + "\n"
 
 
 def readme_section() -> str:
-    """The README's list: one line per recipe that serves on its own."""
+    """The README's list: the recipes that serve on their own, one line per kind of GPU."""
     recipes = [recipe for recipe in store.load().values() if not _is_member(recipe)]
     served = [recipe for recipe in recipes if recipe.status.level != "unsupported"]
     verified = sum(recipe.status.level == "verified" for recipe in served)
     text = (
-        f"{len(served)} recipes, {verified} of them run on their hardware; `derived` says that parser, serve plan and\n"
-        f"planner accept it. {len(recipes) - len(served)} more are kept as refusals. Commands: "
-        "[docs/recipes.md](docs/recipes.md)."
+        f"{len(served)} recipes, {verified} of them run on their hardware; parser, serve plan and planner accept them.\n"
+        f"{len(recipes) - len(served)} more are kept as refusals. Commands: [docs/recipes.md](docs/recipes.md)."
     )
-    return f"{text}\n\n{_table(served, links=False)}"
+    products = dict.fromkeys(recipe.hardware.product for recipe in served)
+    rows = ["| GPUs | recipes |", "|---|---|"]
+    for product in products:
+        names = " ".join(f"`{recipe.id}`" for recipe in served if recipe.hardware.product == product)
+        rows.append(f"| {product} | {names} |")
+    return "\n".join([text, "", *rows])
 
 
 def with_readme_section(readme: str) -> str:
@@ -93,10 +97,10 @@ def _is_member(recipe: Recipe) -> bool:
     return recipe.role != "standalone" and recipe.status.level != "unsupported"
 
 
-def _table(recipes: Iterable[Recipe], links: bool) -> str:
+def _table(recipes: Iterable[Recipe]) -> str:
     rows = ["| recipe | what | status |", "|---|---|---|"]
     for recipe in recipes:
-        name = f"[`{recipe.id}`](#{recipe.id})" if links and not _is_member(recipe) else f"`{recipe.id}`"
+        name = f"[`{recipe.id}`](#{recipe.id})" if not _is_member(recipe) else f"`{recipe.id}`"
         rows.append(f"| {name} | {recipe.title} | {recipe.status.level} |")
     return "\n".join(rows)
 

@@ -33,7 +33,7 @@ def answer_all(cases: list[dict[str, Any]]) -> dict[str, Any]:
     from dsv4_rocm.testing.simulated_platform import simulate
 
     simulate(cases[0]["arch"])
-    _real_triton_configs()
+    _triton_as_on_a_gpu()
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = _cli_args().make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
@@ -53,12 +53,15 @@ def _cli_args() -> Any:
     raise ImportError(f"this vLLM has none of {', '.join(_CLI_ARGS)}")
 
 
-def _real_triton_configs() -> None:
-    # Without a GPU vLLM puts functions in place of Triton's classes, and connectors import a module that reads Configs.
+def _triton_as_on_a_gpu() -> None:
+    # Without a GPU vLLM puts functions in place of Triton's classes, and connectors import a module that reads Configs;
+    # and it takes its older model runner, which knows no DSpark.
     import triton
+    import vllm.config.vllm
     import vllm.triton_utils
 
     vllm.triton_utils.triton.Config = triton.Config
+    vllm.config.vllm.HAS_TRITON = True
 
 
 def _answer(parser: Any, case: dict[str, Any], scratch: Path) -> dict[str, Any]:
