@@ -54,7 +54,7 @@ def readme_section() -> str:
     served = [recipe for recipe in recipes if recipe.status.level != "unsupported"]
     verified = sum(recipe.status.level == "verified" for recipe in served)
     text = (
-        f"{len(served)} recipes, accepted by parser, serve plan and planner; {verified} of them run on their hardware.\n"
+        f"{len(served)} recipes, accepted by parser, serve plan and planner; {verified} run on their hardware.\n"
         f"{len(recipes) - len(served)} more are kept as refusals. Commands: [docs/recipes.md](docs/recipes.md)."
     )
     products = dict.fromkeys(recipe.hardware.product for recipe in served)
