@@ -34,9 +34,10 @@ PYTHON ?= python3
 bench-gpu:
 	PYTHONPATH=.:platform:hip_kernels $(PYTHON) -m dsv4_rocm.testing.bench.gpu
 
-# Files that are written from cache/layout.py and recipes/*.yaml; a test holds that they are up to date.
+# Files that are written from cache/layout.py, kernel selection and recipes/*.yaml; tests hold that they are up to date.
 docs: $(STAMP)
 	.venv/bin/python -m dsv4_rocm.cache.generated
+	.venv/bin/python -m dsv4_rocm.kernels.support
 	.venv/bin/python -m dsv4_rocm.recipes.documents
 
 # The HIP code objects that are shipped; a test holds that they are up to date. With hipcc: COMPILER=hipcc.

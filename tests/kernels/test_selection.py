@@ -1,5 +1,7 @@
 """choose: first that can serve, every reason when none can, and no fallback from a forced one."""
 
+from pathlib import Path
+
 import pytest
 
 from dsv4_rocm.arch import GFX942, HOST
@@ -17,6 +19,7 @@ from dsv4_rocm.kernels.selection import (
     render_table,
     table,
 )
+from dsv4_rocm.kernels.support import with_table
 
 FAST = Implementation("fast", "math:sqrt", lambda arch, _: None if arch is GFX942 else "needs gfx942")
 SLOW = Implementation("reference", "math:sqrt", always)
@@ -77,3 +80,13 @@ def test_kernels_say_which_rows_they_need() -> None:
     assert needs_gpu_and_byte_caches(GFX942, CacheEncodings(Encoding.FP8, Encoding.BF16)) == (
         "needs fp8 or mxfp4 index rows, not bf16"
     )
+
+
+def test_support_table_of_the_docs_is_up_to_date():
+    page = (Path(__file__).resolve().parents[2] / "docs/kernels.md").read_text(encoding="utf-8")
+    assert with_table(page) == page, "run make docs"
+
+
+def test_support_table_without_its_markers_is_refused():
+    with pytest.raises(ValueError, match="must hold <!-- support"):
+        with_table("# The kernels")
