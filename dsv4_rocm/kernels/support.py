@@ -1,4 +1,4 @@
-"""The table of docs/kernels.md that says which implementations serve an op on which architecture; `make docs` writes it."""
+"""The table of docs/kernels.md: which implementations serve an op on which architecture; `make docs` writes it."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ _PAGE = "docs/kernels.md"
 
 
 def serving(op: str, name: str, rows: Encoding) -> list[str]:
-    """Implementations that take an op on an architecture with these key rows and its own index rows, first choice first."""
+    """Implementations that take an op with these key rows and the index rows of the architecture, first choice first."""
     gpu = arch.get(name)
     encodings = CacheEncodings(rows, index_encoding(None, rows, gpu))
     return [one.name for one in implementations(op) if one.refuses(gpu, encodings) is None]
