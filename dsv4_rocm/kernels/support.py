@@ -16,7 +16,7 @@ _PAGE = "docs/kernels.md"
 
 
 def serving(op: str, name: str, rows: Encoding) -> list[str]:
-    """Implementations that take an op with these key rows and the index rows of the architecture, first choice first."""
+    """Implementations that take an op with these key rows and the index rows of the architecture, in their order."""
     gpu = arch.get(name)
     encodings = CacheEncodings(rows, index_encoding(None, rows, gpu))
     return [one.name for one in implementations(op) if one.refuses(gpu, encodings) is None]
