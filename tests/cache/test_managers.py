@@ -24,8 +24,10 @@ RUNS = [
     ]
 ]
 RUNS = [run | {"retention": 256, "longest": 9_000, "seed": seed} for seed, run in enumerate(RUNS)]
-# With drafts, but pages kept as if none could be taken back.
-SPOILT = [run | {"rollback": 1, "batched": 256, "share": 2, "requests": 30} for run in RUNS if run["drafts"]]
+# With drafts, but pages freed as if none could be taken back. (Pages held for a connector wait for what is settled.)
+SPOILT = [
+    run | {"rollback": 1, "batched": 256, "share": 2, "requests": 30} for run in RUNS if run["drafts"] and run["early"]
+]
 
 
 def simulate(examples, runs):
