@@ -34,6 +34,7 @@ from dsv4_rocm.cache.pool import StatePages, make_pool
 from dsv4_rocm.cache.retention import InFlight
 from dsv4_rocm.cache.specs import CacheEncodings, model_caches, to_vllm
 from dsv4_rocm.model_spec import ModelSpec
+from dsv4_rocm.testing import vllm_planner
 from dsv4_rocm.testing.tiny_config import DEMO, config_json
 from dsv4_rocm.testing.tiny_tokenizer import write_tokenizer
 
@@ -126,7 +127,7 @@ def make_scheduler(directory, case):
     blocks = 2 + int(case.share * pool.request_blocks(LENGTH, charge, StatePages.GAPPED))
     config.cache_config.num_gpu_blocks_override = blocks
     with set_current_vllm_config(config):
-        (planned,) = kv_cache_utils.get_kv_cache_configs(config, [specs], [blocks * pool.block_bytes])
+        planned = vllm_planner.plan(config, specs, blocks * pool.block_bytes)
         ours = kv_cache_utils.generate_scheduler_kv_cache_config([planned])
         block_size, hash_block_size = kv_cache_utils.resolve_kv_cache_block_sizes(ours, config)
         if hasattr(ours, "hash_block_size"):

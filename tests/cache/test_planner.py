@@ -31,6 +31,7 @@ from dsv4_rocm.cache.retention import InFlight
 from dsv4_rocm.cache.specs import CacheEncodings, model_caches
 from dsv4_rocm.cli import app
 from dsv4_rocm.model_spec import FLASH, PRO, LayerKind, LayerSpec
+from dsv4_rocm.testing import vllm_releases
 
 FP8 = CacheEncodings(Encoding.FP8, Encoding.FP8)
 MEMORY = {"flash": 71 * GIB, "pro": 118 * GIB}  # what one MI325X and each of eight leave for KV
@@ -87,9 +88,10 @@ def ask_vllm(cases):
 
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.math_utils import cdiv
-    from vllm.v1.core import kv_cache_utils as planner
+    from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 
     from dsv4_rocm.cache.specs import to_vllm
+    from dsv4_rocm.testing import vllm_planner
     from dsv4_rocm.testing.tiny_config import DEMO, config_json
     from dsv4_rocm.testing.tiny_tokenizer import write_tokenizer
 
@@ -108,9 +110,9 @@ def ask_vllm(cases):
         config.model_config.max_model_len = length
         flight = flight_of(tokens, is_async, drafts) if pages == "gapped" else None
         specs = {key: to_vllm(layout, flight) for key, layout in caches_of(name, rows).items()}
-        (planned,) = planner.get_kv_cache_configs(config, [specs], [MEMORY.get(name, GIB)])
+        planned = vllm_planner.plan(config, specs, MEMORY.get(name, GIB))
         groups = planned.kv_cache_groups
-        block = planner._pool_bytes_per_block(config, groups)
+        block = vllm_planner.bytes_per_block(config, groups)
         answer = {
             "tokens_in_flight": config.max_in_flight_tokens,
             "groups": [sorted(group.layer_names) for group in groups],
@@ -121,19 +123,26 @@ def ask_vllm(cases):
                 cdiv(group.kv_cache_spec.max_memory_usage_bytes(config), group.kv_cache_spec.page_size_bytes)
                 for group in groups
             ],
-            "concurrency": planner.get_max_concurrency_for_kv_cache_config(config, planned),
+            "concurrency": get_max_concurrency_for_kv_cache_config(config, planned),
         }
         config.model_config.max_model_len = MILLION
         usable = MEMORY.get(name, GIB) - block
-        answer["largest"] = planner._estimate_max_model_len_from_groups(config, groups, usable)
+        answer["largest"] = vllm_planner.largest_length(config, groups, usable)
         answers.append(answer)
     return answers
 
 
-@pytest.fixture(scope="module")
-def answers():
+@pytest.fixture(scope="module", params=["installed", vllm_releases.V0_33.version])
+def answers(request, tmp_path_factory):
+    """Of the installed vLLM and of the other release of the window."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DSV4_ROCM_", "VLLM_"))}
     clean |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    if request.param != "installed":
+        try:
+            other = vllm_releases.runnable(vllm_releases.V0_33, tmp_path_factory.mktemp("vllm") / request.param)
+        except OSError as error:
+            pytest.skip(f"vLLM {request.param}'s sources cannot be fetched: {error}")
+        clean["PYTHONPATH"] = os.pathsep.join([str(other), *filter(None, [clean.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, __file__], input=json.dumps(CASES), env=clean, capture_output=True, text=True, timeout=300
     )
