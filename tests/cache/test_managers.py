@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv4_rocm.testing import vllm_releases
+
 HERE = Path(__file__).parent
 SIMULATION, HAND_OVER = HERE / "scheduler_simulation.py", HERE / "hand_over.py"
 # Every kind of run once: plain, async, with drafts, both, and with pages held as for a KV connector.
@@ -34,9 +36,12 @@ def simulate(examples, runs):
     return run(SIMULATION, {"examples": examples, "cases": runs})
 
 
-def run(program, wanted):
+def run(program, wanted, vllm=None):
+    """What a program answers, with the installed vLLM or that of a directory."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DSV4_ROCM_", "VLLM_"))}
     clean |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": ""}
+    if vllm is not None:
+        clean["PYTHONPATH"] = os.pathsep.join([str(vllm), *filter(None, [clean.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, str(program)],
         input=json.dumps(wanted),
@@ -69,6 +74,13 @@ def test_too_little_slack_is_noticed(answer):
     failures = answer["failures"][len(RUNS) :]
     assert len(failures) == len(SPOILT)
     assert all(re.search(r"row \d+ .*(has no page|is another's in block)", str(failure)) for failure in failures)
+
+
+@pytest.mark.slow
+def test_every_row_is_there_in_the_other_release(tmp_path):
+    other = vllm_releases.runnable(vllm_releases.V0_33, tmp_path / "vllm")
+    assert run(SIMULATION, {"examples": 6, "cases": RUNS}, other)["failures"] == [None] * len(RUNS)
+    assert run(HAND_OVER, LENGTHS, other)["pages"] > 100
 
 
 @pytest.mark.slow
