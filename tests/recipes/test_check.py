@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from dsv4_rocm.recipes import store
-from dsv4_rocm.recipes.check import Outcome, _findings, subject_of
+from dsv4_rocm.recipes.check import Outcome, _findings, members, subject_of
+from dsv4_rocm.recipes.subject import ask
 from dsv4_rocm.recipes.twins import differences, forbidden
+from dsv4_rocm.testing import vllm_releases
 
 RECIPES = store.load()
 TWINS = [name for name, recipe in RECIPES.items() if recipe.twin]
@@ -23,6 +25,15 @@ def test_recipe_passes(outcome):
     assert not errors
     refused = [finding for finding in outcome.findings if finding.message.startswith("refused, as marked: ")]
     assert bool(refused) is (outcome.recipe.status.level == "unsupported")
+
+
+@pytest.mark.slow
+def test_every_recipe_passes_in_the_other_release():
+    """0.33's own parser and configuration, from its source release."""
+    servers = {one.id: one for recipe in RECIPES.values() for one in members(recipe, RECIPES) or [recipe]}
+    answers = ask(map(subject_of, servers.values()), vllm_releases.sources(vllm_releases.V0_33))
+    found = [one for recipe in RECIPES.values() for one in _findings(recipe, RECIPES, answers)]
+    assert [one.message for one in found if one.level == "error"] == []
 
 
 def test_vllm_understands_every_flag(answers):
