@@ -1,20 +1,25 @@
 """vLLM's planner of the KV pool, called alike in every release of the window. Importing it imports vLLM."""
 
+import importlib
 from typing import Any
 
-from vllm.v1.core import kv_cache_utils
 
-try:
-    from vllm.v1.core import kv_cache_planning as _planning
-    from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder as _builder
-except ImportError:  # 0.32 plans where 0.33 has the rest, and without a builder
-    _planning, _builder = kv_cache_utils, None
+def _in_0_33(name: str) -> Any:
+    """A module that 0.32 has not; None there."""
+    try:
+        return importlib.import_module(f"vllm.v1.core.{name}")
+    except ModuleNotFoundError:
+        return None
+
+
+_builders = _in_0_33("kv_cache_config_builder")
+_planning: Any = _in_0_33("kv_cache_planning") or importlib.import_module("vllm.v1.core.kv_cache_utils")
 
 
 def plan(config: Any, specs: dict[str, Any], memory: int) -> Any:
     """The KVCacheConfig of one worker: specs by cache name, bytes for the pool."""
     arguments = [config, [specs], [memory]]
-    if _builder is not None:
+    if _builders is not None:
         arguments.append(_planning.get_global_kv_cache_groups(config, [specs]))
     (planned,) = _planning.get_kv_cache_configs(*arguments)
     return planned
@@ -28,6 +33,6 @@ def bytes_per_block(config: Any, groups: Any) -> int:
 
 def largest_length(config: Any, groups: Any, memory: int) -> int:
     """The longest request that fits into `memory` bytes."""
-    builder = [] if _builder is None else [_builder(config)]
+    builder = [] if _builders is None else [_builders.get_kv_cache_config_builder(config)]
     found: int = _planning._estimate_max_model_len_from_groups(*builder, config, groups, memory)
     return found
