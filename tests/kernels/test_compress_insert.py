@@ -168,20 +168,24 @@ class Life:
         """Lose all pages but those that a hit at a boundary of 256 tokens finds, and go on from there."""
         self.position = min(boundary, self.position // BLOCK_TOKENS) * BLOCK_TOKENS
         page, hit = self.rule.page, self.position // self.rule.page
-        self.columns = {column for column in range(hit) if (column + 1) * page > self.rule.first_read(self.position)}
+        read = self.rule.first_read(self.position)
+        self.columns = {c for c in range(hit) if (c + 1) * page > read or self._is_cached(c)}
         self.covered = hit
         self._poison()
 
     def _pages(self, end: int) -> None:
         """Columns of the chunk that ends at `end`, after those are freed that nobody reads again."""
         page, needed = self.rule.page, -(-(end + self.drafts) // self.rule.page)
-        # A column that may be hit stays readable after it is freed: its page lies in the prefix cache.
         kept = self.rule.retained_from(self.position)
-        self.columns = {c for c in self.columns if (c + 1) * page > kept or self.rule.needs_page(c, 1 << 30, True)}
+        self.columns = {c for c in self.columns if (c + 1) * page > kept or self._is_cached(c)}
         fresh = {column for column in range(self.covered, needed) if self.rule.needs_page(column, end, True)}
         self.columns |= fresh
         self.covered = max(self.covered, needed)
         self._poison()
+
+    def _is_cached(self, column: int) -> bool:
+        """A column that may be hit stays readable after it is freed: its page lies in the prefix cache."""
+        return self.rule.needs_page(column, 1 << 30, True)
 
     def _poison(self) -> None:
         self.state.table = self.blocks.clone()
