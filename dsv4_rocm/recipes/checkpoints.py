@@ -59,25 +59,7 @@ def config_json(found: Checkpoint) -> dict[str, Any]:
     from dsv4_rocm.testing import tiny_config
 
     spec = found.spec
-    sizes = tiny_config.TinyConfig(
-        compress_ratios=tuple(layer.kind.ratio for layer in spec.layers),
-        num_hash_layers=sum(layer.hash_routed for layer in spec.layers),
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        num_attention_heads=spec.num_heads,
-        q_lora_rank=spec.q_lora_rank,
-        o_groups=spec.o_groups,
-        o_lora_rank=spec.o_lora_rank,
-        index_n_heads=spec.index_heads,
-        index_topk=spec.index_topk,
-        moe_intermediate_size=spec.expert_width,
-        n_routed_experts=spec.num_experts,
-        num_experts_per_tok=spec.experts_per_token,
-        routed_scaling_factor=spec.routed_scaling_factor,
-        max_position_embeddings=spec.max_position,
-        yarn_original=spec.yarn.original_max_position,
-    )
-    made = tiny_config.config_json(sizes, "fp8-experts" if found.experts == "fp8" else "fp8")
+    made = tiny_config.config_json(tiny_config.sizes_of(spec), "fp8-experts" if found.experts == "fp8" else "fp8")
     if found.draft == "dspark":
         last = len(spec.layers) - 1
         made |= DSPARK | {"dspark_target_layer_ids": [last // 4, last // 2, last]}

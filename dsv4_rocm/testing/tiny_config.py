@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from dsv4_rocm.model_spec import ModelSpec
+
 WeightFormat = Literal["float32", "bfloat16", "fp8", "fp8-experts"]
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("float32", "bfloat16", "fp8", "fp8-experts")
 ConfigForm = Literal["deepseek", "transformers"]
@@ -112,6 +114,28 @@ ORACLE = TinyConfig(compress_ratios=(0, 4, 128, 4, 128, 0), o_lora_rank=64, moe_
 DEMO = TinyConfig(compress_ratios=(0, 0, 4, 128, 4, 128), num_hash_layers=3)
 
 ORACLE_DSPARK = replace(ORACLE, dspark=TinyDSpark(target_layer_ids=(3, 4, 5)))
+
+
+def sizes_of(spec: ModelSpec) -> TinyConfig:
+    """The sizes of a published model, to make its config.json from."""
+    return TinyConfig(
+        compress_ratios=tuple(layer.kind.ratio for layer in spec.layers),
+        num_hash_layers=sum(layer.hash_routed for layer in spec.layers),
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_attention_heads=spec.num_heads,
+        q_lora_rank=spec.q_lora_rank,
+        o_groups=spec.o_groups,
+        o_lora_rank=spec.o_lora_rank,
+        index_n_heads=spec.index_heads,
+        index_topk=spec.index_topk,
+        moe_intermediate_size=spec.expert_width,
+        n_routed_experts=spec.num_experts,
+        num_experts_per_tok=spec.experts_per_token,
+        routed_scaling_factor=spec.routed_scaling_factor,
+        max_position_embeddings=spec.max_position,
+        yarn_original=spec.yarn.original_max_position,
+    )
 
 
 def config_json(config: TinyConfig, weights: WeightFormat = "float32", form: ConfigForm = "deepseek") -> dict[str, Any]:

@@ -136,3 +136,16 @@ def _mapped(
 ) -> Iterator[tuple[str, Tensor]]:
     for name, renamed in names.items():
         yield f"{target}.{renamed}", weights[f"{source}.{name}"]
+
+
+def worst_difference(oracle: nn.Module, answer: dict[str, Any]) -> float:
+    """Largest |log-probability - transformers'| of an engine's answer: its tokens, and the prompt where asked for."""
+    expected = log_probabilities(oracle, answer["prompt"] + answer["tokens"])
+    rows = list(enumerate(answer["prompt_logprobs"][1:]))
+    rows += list(enumerate(answer["logprobs"], start=len(answer["prompt"]) - 1))
+    worst = 0.0
+    for position, row in rows:
+        tokens = torch.tensor([int(token) for token in row])
+        got = torch.tensor(list(row.values()))
+        worst = max(worst, (got - expected[position, tokens]).abs().max().item())
+    return worst

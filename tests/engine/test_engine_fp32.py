@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from dsv4_rocm.testing import transformers_oracle
@@ -51,21 +50,7 @@ def test_two_stages_equal_transformers(
     env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_USE_BREAKABLE_CUDAGRAPH": "0"}
     scenario = {"engine": engine, "steps": [{**LONG_STEP, "max_tokens": 16}]}
     run = run_engine(tmp_path_factory.mktemp("fp32"), "two-stages", scenario, env)
-    assert max(worst_difference(oracle, answer) for answer in run.requests["long"]) <= BOUND
-
-
-def worst_difference(oracle: nn.Module, request: dict) -> float:
-    """Largest |log-probability - transformers'| over the prompt (where asked for) and the decoded tokens."""
-    ids = request["prompt"] + request["tokens"]
-    expected = transformers_oracle.log_probabilities(oracle, ids)
-    rows = list(enumerate(request["prompt_logprobs"][1:]))
-    rows += list(enumerate(request["logprobs"], start=len(request["prompt"]) - 1))
-    worst = 0.0
-    for position, row in rows:
-        tokens = torch.tensor([int(token) for token in row])
-        got = torch.tensor(list(row.values()))
-        worst = max(worst, (got - expected[position, tokens]).abs().max().item())
-    return worst
+    assert max(transformers_oracle.worst_difference(oracle, answer) for answer in run.requests["long"]) <= BOUND
 
 
 STEP_NAMES = ["long", *(step["name"] for step in [*SHORT_STEPS, *BOUNDARY_STEPS])]
@@ -75,12 +60,12 @@ STEP_NAMES = ["long", *(step["name"] for step in [*SHORT_STEPS, *BOUNDARY_STEPS]
 @pytest.mark.parametrize("step", STEP_NAMES)
 def test_equals_transformers(request: pytest.FixtureRequest, oracle: nn.Module, engine: str, step: str) -> None:
     run: EngineRun = request.getfixturevalue(engine)
-    assert max(worst_difference(oracle, answer) for answer in run.requests[step]) <= BOUND
+    assert max(transformers_oracle.worst_difference(oracle, answer) for answer in run.requests[step]) <= BOUND
 
 
 @pytest.mark.parametrize("step", ["long", "mixed"])
 def test_two_ranks_equal_transformers(oracle: nn.Module, two_ranks: EngineRun, step: str) -> None:
-    assert max(worst_difference(oracle, answer) for answer in two_ranks.requests[step]) <= BOUND
+    assert max(transformers_oracle.worst_difference(oracle, answer) for answer in two_ranks.requests[step]) <= BOUND
 
 
 def test_long_step_checks_every_prompt_position(one_chunk: EngineRun) -> None:

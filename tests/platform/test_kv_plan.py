@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsv4_rocm.model_spec import FLASH, PRO
-from dsv4_rocm.testing.tiny_config import DEMO, TinyConfig, config_json
+from dsv4_rocm.testing.tiny_config import DEMO, config_json, sizes_of
 from dsv4_rocm.testing.tiny_tokenizer import write_tokenizer
 
 PLATFORMS = {
@@ -23,31 +23,11 @@ PLANS = {
 }
 
 
-def published(spec):
-    """config.json of a published model: the sizes of its ModelSpec."""
-    return TinyConfig(
-        compress_ratios=tuple(layer.kind.ratio for layer in spec.layers),
-        num_hash_layers=sum(layer.hash_routed for layer in spec.layers),
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        num_attention_heads=spec.num_heads,
-        q_lora_rank=spec.q_lora_rank,
-        o_groups=spec.o_groups,
-        o_lora_rank=spec.o_lora_rank,
-        index_n_heads=spec.index_heads,
-        index_topk=spec.index_topk,
-        moe_intermediate_size=spec.expert_width,
-        n_routed_experts=spec.num_experts,
-        num_experts_per_tok=spec.experts_per_token,
-        max_position_embeddings=spec.max_position,
-    )
-
-
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
     """Model directories without weights: the model is made on the meta device."""
     made = {}
-    for name, config in {"tiny": DEMO, "flash": published(FLASH), "pro": published(PRO)}.items():
+    for name, config in {"tiny": DEMO, "flash": sizes_of(FLASH), "pro": sizes_of(PRO)}.items():
         made[name] = tmp_path_factory.mktemp(name)
         (made[name] / "config.json").write_text(json.dumps(config_json(config, "bfloat16")))
         write_tokenizer(made[name], 2048)
